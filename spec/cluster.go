@@ -1,0 +1,83 @@
+package spec
+
+// Cluster is one named group of workers as its user asked for it: checked by
+// Check, placed by package placement, started by the head.
+type Cluster struct {
+	Name  string `msg:"name"`
+	Class Class  `msg:"class"`
+
+	// World is the number of workers; 0 means that it follows from the mapping.
+	World int `msg:"world"`
+	// HasMapping tells an empty mapping from none. MappingText, where not
+	// empty, is parsed into Mapping by Check.
+	HasMapping  bool   `msg:"has_mapping"`
+	MappingText string `msg:"mapping_text"`
+	Mapping     []int  `msg:"mapping"`
+	// DevicesPerWorker is 0 where it follows from World and the mapping.
+	DevicesPerWorker int `msg:"devices_per_worker"`
+	// SpanNodes lets one worker's devices lie on several nodes.
+	SpanNodes bool `msg:"span_nodes"`
+
+	Shape Shape `msg:"shape"`
+
+	Env            map[string]string `msg:"env"`
+	MaxConcurrency int               `msg:"max_concurrency"` // 0: 1, or 1000 for classes with async methods
+	Start          string            `msg:"start"`           // "fork" (default) or "spawn"
+	VisibleDevices string            `msg:"visible_devices"` // "own" (default) or "node"
+	StartupSeconds float64           `msg:"startup_timeout"` // 0: 300
+	GraceSeconds   float64           `msg:"grace"`           // TERM to KILL; 0: 10
+	Pickle         string            `msg:"pickle"`          // "on" (default) or "off"
+
+	Runtime Runtime `msg:"runtime"`
+	// Config is the worker_config that the class's constructor gets, as a value.
+	Config []byte `msg:"config"`
+}
+
+// Class says where a worker class comes from: an import path, or a pickle of
+// the class itself where it cannot be imported (notebooks, python -c).
+type Class struct {
+	Module string `msg:"module"`
+	Name   string `msg:"name"` // qualified name in the module
+	Pickle []byte `msg:"pickle"`
+}
+
+// Runtime is all that a worker's interpreter needs before user code runs. Two
+// workers with the same Runtime (and the same load-time variables) can be
+// forked from one zygote.
+type Runtime struct {
+	Python  string            `msg:"python"`
+	SysPath []string          `msg:"sys_path"`
+	Dir     string            `msg:"dir"`
+	Preload []string          `msg:"preload"`
+	Env     map[string]string `msg:"env"`  // the controller's environment
+	Main    Main              `msg:"main"` // the controller's script
+}
+
+// Main says how the controller's __main__ can be imported again.
+type Main struct {
+	Path   string `msg:"path"`   // python script.py
+	Module string `msg:"module"` // python -m pkg.mod
+}
+
+// Shape is the parallel shape asked for; 0 means 1. DP follows.
+type Shape struct {
+	DP int `msg:"dp"`
+	TP int `msg:"tp"`
+	PP int `msg:"pp"`
+	CP int `msg:"cp"`
+	EP int `msg:"ep"`
+}
+
+// RankInfo is one rank's place in the parallel layout.
+type RankInfo struct {
+	WorldSize int `msg:"world_size"`
+	TPSize    int `msg:"tp_size"`
+	DPSize    int `msg:"dp_size"`
+	PPSize    int `msg:"pp_size"`
+	CPSize    int `msg:"cp_size"`
+	Rank      int `msg:"rank"`
+	TPRank    int `msg:"tp_rank"`
+	DPRank    int `msg:"dp_rank"`
+	PPRank    int `msg:"pp_rank"`
+	CPRank    int `msg:"cp_rank"`
+}

@@ -1,0 +1,31 @@
+package spec
+
+// Device is one accelerator of a node as the agent found it.
+type Device struct {
+	Index  int    `msg:"index"` // node-local number, what CUDA_VISIBLE_DEVICES takes
+	ID     string `msg:"id"`    // UUID where there is one
+	Kind   string `msg:"kind"`  // "nvidia", "amd", "ascend", "virtual"
+	Name   string `msg:"name"`
+	Memory uint64 `msg:"memory"` // bytes, 0 if not known
+}
+
+// Node is what an agent reports of its machine when it joins.
+type Node struct {
+	Index   int      `msg:"index"`
+	Name    string   `msg:"name"`
+	Address string   `msg:"address"` // where others reach it: 127.0.0.1 on one machine
+	Cores   int      `msg:"cores"`
+	Memory  uint64   `msg:"memory"`
+	Files   uint64   `msg:"files"` // open files allowed
+	Virtual bool     `msg:"virtual"`
+	Devices []Device `msg:"devices"`
+	Pid     int      `msg:"pid"`
+}
+
+// Pool is a reservation: Nodes, in pool order, with PerNode devices of each.
+// Global device id g is device g % PerNode of node g / PerNode.
+type Pool struct {
+	ID      int    `msg:"id"`
+	PerNode int    `msg:"per_node"`
+	Nodes   []Node `msg:"nodes"` // Devices cut to the ones reserved
+}

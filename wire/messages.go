@@ -1,0 +1,259 @@
+package wire
+
+import "github.com/muster-rl/muster/spec"
+
+//go:generate go tool msgp -o messages_gen.go -tests=false -io=false -file messages.go
+
+// Hello opens every connection; docs/wire.md says which role fills what.
+type Hello struct {
+	Magic   string       `msg:"magic"`
+	Version int          `msg:"version"`
+	Release string       `msg:"release"`
+	Role    string       `msg:"role"`
+	Token   string       `msg:"token"`
+	Pid     int          `msg:"pid"`
+	Worker  uint32       `msg:"worker,omitempty"`
+	Node    *spec.Node   `msg:"node,omitempty"`
+	Virtual string       `msg:"virtual,omitempty"`
+	Runtime spec.Runtime `msg:"runtime,omitempty"`
+	// StacksFd is the worker's own number of the descriptor that its stack
+	// dumps go to (role control).
+	StacksFd int `msg:"stacks_fd,omitempty"`
+}
+
+// Roles of a Hello.
+const (
+	RoleOwner      = "owner"
+	RoleController = "controller"
+	RoleEvents     = "events"
+	RoleWorker     = "worker"
+	RoleAgent      = "agent"
+	RoleControl    = "control"
+)
+
+// Welcome answers Hello.
+type Welcome struct {
+	Version int    `msg:"version"`
+	Release string `msg:"release"`
+	Session string `msg:"session"`
+	Token   string `msg:"token,omitempty"`
+	Address string `msg:"address"`
+	LogDir  string `msg:"log_dir"`
+	Pid     int    `msg:"pid"`
+}
+
+// Empty is the body of answers that say nothing more.
+type Empty struct{}
+
+// --- controller -> head -------------------------------------------------
+
+// PoolCreate (verb pool.create) is answered by spec.Pool.
+type PoolCreate struct {
+	PerNode int     `msg:"gpus_per_node"`
+	Nodes   int     `msg:"nodes"`
+	Timeout float64 `msg:"timeout"`
+}
+
+// PoolRelease (verb pool.release): the pool goes when no cluster uses it.
+type PoolRelease struct {
+	Pool int `msg:"pool"`
+}
+
+// ClusterCreate (verb cluster.create) is answered by ClusterInfo once every
+// worker is ready, or by the first cause of why not.
+type ClusterCreate struct {
+	Pool int          `msg:"pool"`
+	Spec spec.Cluster `msg:"spec"`
+}
+
+// ClusterRef names a cluster by number or, where that is 0, by name (verbs
+// cluster.describe, cluster.stop, cluster.clear).
+type ClusterRef struct {
+	Number uint32 `msg:"number"`
+	Name   string `msg:"name"`
+}
+
+// ClusterInfo describes a live cluster.
+type ClusterInfo struct {
+	Number      uint32           `msg:"number"`
+	Name        string           `msg:"name"`
+	Pool        int              `msg:"pool"`
+	MasterAddr  string           `msg:"master_addr"`
+	MasterPort  int              `msg:"master_port"`
+	Workers     []WorkerInfo     `msg:"workers"`
+	Ranks       []spec.RankInfo  `msg:"ranks"`
+	Description spec.Description `msg:"description"`
+}
+
+// WorkerInfo describes one worker of a cluster.
+type WorkerInfo struct {
+	Number   uint32     `msg:"number"`
+	Rank     int        `msg:"rank"`
+	Name     string     `msg:"name"`
+	Node     int        `msg:"node"` // index in the pool
+	NodeName string     `msg:"node_name"`
+	Address  string     `msg:"address"`
+	Devices  []DeviceAt `msg:"devices"` // in the mapping's order
+	Pid      int        `msg:"pid"`
+	State    string     `msg:"state"`
+	LogFile  string     `msg:"log_file"`
+}
+
+// DeviceAt is a device by its place in the pool.
+type DeviceAt struct {
+	Node   int `msg:"node"`
+	Device int `msg:"device"` // node-local number
+	Global int `msg:"global"`
+}
+
+// PlanRequest (verb plan) is answered by PlanAnswer; nothing starts.
+type PlanRequest struct {
+	Pool     int            `msg:"pool"`
+	Clusters []spec.Cluster `msg:"clusters"`
+}
+
+// PlanAnswer says who would sit where.
+type PlanAnswer struct {
+	Pool     spec.Pool     `msg:"pool"`
+	Clusters []ClusterInfo `msg:"clusters"`
+	Text     string        `msg:"text"` // drawn for people
+}
+
+// --- head -> events subscribers, agent -> head ---------------------------
+
+// Log (notice log) carries whole lines of workers' output, without the newline,
+// rubbish escaped.
+type Log struct {
+	Lines []LogLine `msg:"lines"`
+}
+
+// LogLine is one line.
+type LogLine struct {
+	Number uint32 `msg:"number"`
+	Worker string `msg:"worker"`
+	Text   string `msg:"text"`
+}
+
+// Progress (notice progress) tells how far a cluster or pool is.
+type Progress struct {
+	Subject string `msg:"subject"` // "cluster actor_train"
+	Doing   string `msg:"doing"`   // "starting workers"
+	Done    int    `msg:"done"`
+	Total   int    `msg:"total"`
+	Waiting string `msg:"waiting"` // what is waited for
+	Final   bool   `msg:"final"`
+}
+
+// --- worker -> head -------------------------------------------------------
+
+// Ready (notice ready) is a worker's first word: it can be called.
+type Ready struct {
+	Pid         int              `msg:"pid"`
+	Description spec.Description `msg:"description"`
+	Info        *spec.RankInfo   `msg:"info"` // where its constructor changed it
+}
+
+// Failed (notice failed): the worker could not become ready, and exits.
+type Failed struct {
+	Error spec.Error `msg:"error"`
+}
+
+// --- head -> agent --------------------------------------------------------
+
+// Warm (verb warm) has the agent start a zygote ahead of its first use.
+type Warm struct {
+	Runtime spec.Runtime `msg:"runtime"`
+}
+
+// Start (verb start) is answered by Started when every worker has a process.
+type Start struct {
+	Cluster string        `msg:"cluster"`
+	Number  uint32        `msg:"number"`
+	Start   string        `msg:"start"` // "fork" or "spawn"
+	Runtime spec.Runtime  `msg:"runtime"`
+	Setup   WorkerSetup   `msg:"setup"`
+	Workers []WorkerStart `msg:"workers"`
+}
+
+// WorkerSetup is what all workers of a cluster are told alike.
+type WorkerSetup struct {
+	Class          spec.Class `msg:"class"`
+	Main           spec.Main  `msg:"main"`
+	Config         []byte     `msg:"config"`
+	Pickle         string     `msg:"pickle"`
+	MaxConcurrency int        `msg:"max_concurrency"`
+	Cluster        string     `msg:"cluster"`
+	ClusterNumber  uint32     `msg:"cluster_number"`
+	// HeadAddress is where the worker's calls come from: the head's socket, or
+	// the agent's own where it relays (the agent fills that in).
+	CallAddress    string `msg:"call_address"`
+	ControlAddress string `msg:"control_address"` // the agent fills that in
+	Node           string `msg:"node"`
+	LogDir         string `msg:"log_dir"`
+}
+
+// WorkerStart is what one worker is told by itself.
+type WorkerStart struct {
+	Number uint32            `msg:"number"`
+	Rank   int               `msg:"rank"`
+	Name   string            `msg:"name"`
+	Token  string            `msg:"token"`
+	Env    map[string]string `msg:"env"` // complete but for the controller's own
+	Info   spec.RankInfo     `msg:"info"`
+}
+
+// Started answers Start.
+type Started struct {
+	Pids map[uint32]int `msg:"pids"` // not used by Python; keys are numbers
+}
+
+// Stop (verb stop) is answered when every named worker, what it started, and
+// the last line of its output are gone. All: everything the agent has.
+type Stop struct {
+	Workers      []uint32 `msg:"workers"`
+	All          bool     `msg:"all"`
+	GraceSeconds float64  `msg:"grace"`
+	Why          string   `msg:"why"`
+}
+
+// StacksRequest (verb stacks) is answered by StacksAnswer.
+type StacksRequest struct {
+	Workers []uint32 `msg:"workers"`
+}
+
+// StacksAnswer has one Stack per worker asked for, in order.
+type StacksAnswer struct {
+	Stacks []spec.Stack `msg:"stacks"`
+}
+
+// CancelLeg (verb cancel) is answered by Cancelled.
+type CancelLeg struct {
+	Worker uint32 `msg:"worker"`
+	Call   uint64 `msg:"call"`
+	Kill   bool   `msg:"kill"`
+}
+
+// HoldPorts (verb hold_ports) binds ports on the agent's node until
+// release_ports with the same cluster.
+type HoldPorts struct {
+	Cluster uint32 `msg:"cluster"`
+	Count   int    `msg:"count"`
+}
+
+// Ports answers HoldPorts.
+type Ports struct {
+	Ports []int `msg:"ports"`
+}
+
+// Exited (notice exited) is the agent's word on a worker's end. It is sent when
+// nothing of the worker is left and its log is complete.
+type Exited struct {
+	Worker uint32   `msg:"worker"`
+	Pid    int      `msg:"pid"`
+	Code   int      `msg:"code"`
+	Signal string   `msg:"signal"`
+	OOM    bool     `msg:"oom"`
+	Asked  bool     `msg:"asked"` // the head had asked for it
+	Logs   []string `msg:"logs"`
+	Why    string   `msg:"why"`
+}
