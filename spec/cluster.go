@@ -46,6 +46,8 @@ type Class struct {
 // forked from one zygote.
 type Runtime struct {
 	Python  string            `msg:"python"`
+	Flags   []string          `msg:"flags"`   // interpreter flags, as -O
+	Package string            `msg:"package"` // the folder that holds the muster package
 	SysPath []string          `msg:"sys_path"`
 	Dir     string            `msg:"dir"`
 	Preload []string          `msg:"preload"`

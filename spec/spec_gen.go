@@ -1568,15 +1568,24 @@ func (z *RankInfo) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Runtime) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 6
+	// map header, size 8
 	// string "python"
-	o = append(o, 0x86, 0xa6, 0x70, 0x79, 0x74, 0x68, 0x6f, 0x6e)
+	o = append(o, 0x88, 0xa6, 0x70, 0x79, 0x74, 0x68, 0x6f, 0x6e)
 	o = msgp.AppendString(o, z.Python)
+	// string "flags"
+	o = append(o, 0xa5, 0x66, 0x6c, 0x61, 0x67, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Flags)))
+	for za0001 := range z.Flags {
+		o = msgp.AppendString(o, z.Flags[za0001])
+	}
+	// string "package"
+	o = append(o, 0xa7, 0x70, 0x61, 0x63, 0x6b, 0x61, 0x67, 0x65)
+	o = msgp.AppendString(o, z.Package)
 	// string "sys_path"
 	o = append(o, 0xa8, 0x73, 0x79, 0x73, 0x5f, 0x70, 0x61, 0x74, 0x68)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.SysPath)))
-	for za0001 := range z.SysPath {
-		o = msgp.AppendString(o, z.SysPath[za0001])
+	for za0002 := range z.SysPath {
+		o = msgp.AppendString(o, z.SysPath[za0002])
 	}
 	// string "dir"
 	o = append(o, 0xa3, 0x64, 0x69, 0x72)
@@ -1584,15 +1593,15 @@ func (z *Runtime) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "preload"
 	o = append(o, 0xa7, 0x70, 0x72, 0x65, 0x6c, 0x6f, 0x61, 0x64)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Preload)))
-	for za0002 := range z.Preload {
-		o = msgp.AppendString(o, z.Preload[za0002])
+	for za0003 := range z.Preload {
+		o = msgp.AppendString(o, z.Preload[za0003])
 	}
 	// string "env"
 	o = append(o, 0xa3, 0x65, 0x6e, 0x76)
 	o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
-	for za0003, za0004 := range z.Env {
-		o = msgp.AppendString(o, za0003)
+	for za0004, za0005 := range z.Env {
 		o = msgp.AppendString(o, za0004)
+		o = msgp.AppendString(o, za0005)
 	}
 	// string "main"
 	o = append(o, 0xa4, 0x6d, 0x61, 0x69, 0x6e)
@@ -1630,22 +1639,47 @@ func (z *Runtime) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Python")
 				return
 			}
-		case "sys_path":
+		case "flags":
 			var zb0002 uint32
 			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Flags")
+				return
+			}
+			if cap(z.Flags) >= int(zb0002) {
+				z.Flags = (z.Flags)[:zb0002]
+			} else {
+				z.Flags = make([]string, zb0002)
+			}
+			for za0001 := range z.Flags {
+				z.Flags[za0001], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Flags", za0001)
+					return
+				}
+			}
+		case "package":
+			z.Package, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Package")
+				return
+			}
+		case "sys_path":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "SysPath")
 				return
 			}
-			if cap(z.SysPath) >= int(zb0002) {
-				z.SysPath = (z.SysPath)[:zb0002]
+			if cap(z.SysPath) >= int(zb0003) {
+				z.SysPath = (z.SysPath)[:zb0003]
 			} else {
-				z.SysPath = make([]string, zb0002)
+				z.SysPath = make([]string, zb0003)
 			}
-			for za0001 := range z.SysPath {
-				z.SysPath[za0001], bts, err = msgp.ReadStringBytes(bts)
+			for za0002 := range z.SysPath {
+				z.SysPath[za0002], bts, err = msgp.ReadStringBytes(bts)
 				if err != nil {
-					err = msgp.WrapError(err, "SysPath", za0001)
+					err = msgp.WrapError(err, "SysPath", za0002)
 					return
 				}
 			}
@@ -1656,61 +1690,61 @@ func (z *Runtime) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				return
 			}
 		case "preload":
-			var zb0003 uint32
-			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Preload")
 				return
 			}
-			if cap(z.Preload) >= int(zb0003) {
-				z.Preload = (z.Preload)[:zb0003]
+			if cap(z.Preload) >= int(zb0004) {
+				z.Preload = (z.Preload)[:zb0004]
 			} else {
-				z.Preload = make([]string, zb0003)
+				z.Preload = make([]string, zb0004)
 			}
-			for za0002 := range z.Preload {
-				z.Preload[za0002], bts, err = msgp.ReadStringBytes(bts)
+			for za0003 := range z.Preload {
+				z.Preload[za0003], bts, err = msgp.ReadStringBytes(bts)
 				if err != nil {
-					err = msgp.WrapError(err, "Preload", za0002)
+					err = msgp.WrapError(err, "Preload", za0003)
 					return
 				}
 			}
 		case "env":
-			var zb0004 uint32
-			zb0004, bts, err = msgp.ReadMapHeaderBytes(bts)
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadMapHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Env")
 				return
 			}
 			if z.Env == nil {
-				z.Env = make(map[string]string, zb0004)
+				z.Env = make(map[string]string, zb0005)
 			} else if len(z.Env) > 0 {
 				clear(z.Env)
 			}
-			for zb0004 > 0 {
+			for zb0005 > 0 {
+				var za0005 string
+				zb0005--
 				var za0004 string
-				zb0004--
-				var za0003 string
-				za0003, bts, err = msgp.ReadStringBytes(bts)
+				za0004, bts, err = msgp.ReadStringBytes(bts)
 				if err != nil {
 					err = msgp.WrapError(err, "Env")
 					return
 				}
-				za0004, bts, err = msgp.ReadStringBytes(bts)
+				za0005, bts, err = msgp.ReadStringBytes(bts)
 				if err != nil {
-					err = msgp.WrapError(err, "Env", za0003)
+					err = msgp.WrapError(err, "Env", za0004)
 					return
 				}
-				z.Env[za0003] = za0004
+				z.Env[za0004] = za0005
 			}
 		case "main":
-			var zb0005 uint32
-			zb0005, bts, err = msgp.ReadMapHeaderBytes(bts)
+			var zb0006 uint32
+			zb0006, bts, err = msgp.ReadMapHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Main")
 				return
 			}
-			for zb0005 > 0 {
-				zb0005--
+			for zb0006 > 0 {
+				zb0006--
 				field, bts, err = msgp.ReadMapKeyZC(bts)
 				if err != nil {
 					err = msgp.WrapError(err, "Main")
@@ -1751,19 +1785,23 @@ func (z *Runtime) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Runtime) Msgsize() (s int) {
-	s = 1 + 7 + msgp.StringPrefixSize + len(z.Python) + 9 + msgp.ArrayHeaderSize
-	for za0001 := range z.SysPath {
-		s += msgp.StringPrefixSize + len(z.SysPath[za0001])
+	s = 1 + 7 + msgp.StringPrefixSize + len(z.Python) + 6 + msgp.ArrayHeaderSize
+	for za0001 := range z.Flags {
+		s += msgp.StringPrefixSize + len(z.Flags[za0001])
+	}
+	s += 8 + msgp.StringPrefixSize + len(z.Package) + 9 + msgp.ArrayHeaderSize
+	for za0002 := range z.SysPath {
+		s += msgp.StringPrefixSize + len(z.SysPath[za0002])
 	}
 	s += 4 + msgp.StringPrefixSize + len(z.Dir) + 8 + msgp.ArrayHeaderSize
-	for za0002 := range z.Preload {
-		s += msgp.StringPrefixSize + len(z.Preload[za0002])
+	for za0003 := range z.Preload {
+		s += msgp.StringPrefixSize + len(z.Preload[za0003])
 	}
 	s += 4 + msgp.MapHeaderSize
 	if z.Env != nil {
-		for za0003, za0004 := range z.Env {
-			_ = za0004
-			s += msgp.StringPrefixSize + len(za0003) + msgp.StringPrefixSize + len(za0004)
+		for za0004, za0005 := range z.Env {
+			_ = za0005
+			s += msgp.StringPrefixSize + len(za0004) + msgp.StringPrefixSize + len(za0005)
 		}
 	}
 	s += 5 + 1 + 5 + msgp.StringPrefixSize + len(z.Main.Path) + 7 + msgp.StringPrefixSize + len(z.Main.Module)

@@ -1,0 +1,49 @@
+// Package backend says where nodes come from: one small interface, its
+// implementations in folders below (local: this machine, real or cut into
+// virtual nodes; fake: in-process, for tests and simulation), and one
+// conformance suite, backendtest, that each of them passes.
+//
+// A backend starts agents and tells of their end. It never speaks to them: an
+// agent dials the head by itself, with what Join tells it.
+package backend
+
+import "context"
+
+// Backend gives nodes. Its methods may be called concurrently.
+type Backend interface {
+	// Nodes says how many nodes there are to be had, and their names. The
+	// devices of a node are the agent's to report.
+	Nodes(ctx context.Context) ([]string, error)
+
+	// Launch starts the agent of one node and returns once it is under way; the
+	// agent then dials join.Head. The caller owns the Agent and must see to its
+	// end: by telling the agent to stop, or by Kill. When ctx ends before Launch
+	// returned, nothing is left behind.
+	Launch(ctx context.Context, join Join) (Agent, error)
+}
+
+// Agent is a started agent.
+type Agent interface {
+	// Done is closed exactly once: when nothing that the agent started, nor the
+	// agent itself, is left.
+	Done() <-chan struct{}
+	// Err is what ended the agent; nil after an orderly end. Only after Done.
+	Err() error
+	// Kill ends the agent and all below it at once. It may be called at any
+	// time, any number of times.
+	Kill()
+}
+
+// Join is all that an agent is told at its start. It holds secrets, so it
+// travels over an inherited descriptor, never in arguments or the environment.
+type Join struct {
+	Head    string `json:"head"`    // unix socket of the head
+	Token   string `json:"token"`   // proves that this is the agent of Node
+	Node    int    `json:"node"`    // index among the backend's nodes
+	Name    string `json:"name"`    // for people: "node-0", a host name
+	Dir     string `json:"dir"`     // for sockets; gone when the session is
+	LogDir  string `json:"log_dir"` // for logs; stays
+	Owner   int    `json:"owner"`   // pid of the process all this is for; 0: none
+	Virtual int    `json:"virtual"` // number of virtual devices; -1: find real ones
+	Relay   bool   `json:"relay"`   // workers' calls go through the agent
+}
