@@ -233,8 +233,16 @@ type CancelLeg struct {
 	Kill   bool   `msg:"kill"`
 }
 
+// Cancelled answers CancelLeg. State is the worker's word ("queued",
+// "interrupted", "loop", "done"), or the agent's: "killed", "gone" (no such
+// worker any more), "still in C" (the worker did not answer).
+type Cancelled struct {
+	State string `msg:"state"`
+}
+
 // HoldPorts (verb hold_ports) binds ports on the agent's node until
-// release_ports with the same cluster.
+// release_ports, whose body is the same (Count does not matter), or until the
+// agent ends.
 type HoldPorts struct {
 	Cluster uint32 `msg:"cluster"`
 	Count   int    `msg:"count"`
