@@ -1,0 +1,316 @@
+package wire
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+const (
+	readBuffer  = 64 << 10
+	shareFrom   = 16 << 10  // chunks at least this long are queued by reference
+	growBy      = 1 << 20   // large frames are read in steps, never what a header claims
+	idleOutKeep = 256 << 10 // an output buffer larger than this is not kept
+)
+
+// Conn carries frames over a stream. One goroutine reads; any may queue and
+// flush. Writes happen in the goroutine that flushes, without blocking it: what
+// the kernel does not take at once is written by a goroutine of the connection's
+// own. So a small answer costs one system call and no hand-over, and a peer that
+// does not read cannot stop the caller.
+type Conn struct {
+	nc  net.Conn
+	raw syscall.RawConn
+
+	// reading: used by the one reader only
+	buf        []byte
+	start, end int
+	limit      int
+
+	// writing
+	mu       sync.Mutex
+	out      []byte   // small chunks, copied together
+	queue    [][]byte // what goes first: earlier out and shared chunks, in order
+	pending  atomic.Int64
+	draining bool
+	err      error
+	drained  sync.Cond
+	attempt  func(fd uintptr) bool // made once: a closure a write would allocate
+	tryBytes []byte
+	tryN     int
+	tryErr   error
+}
+
+// NewConn wraps a unix or TCP stream.
+func NewConn(nc net.Conn) *Conn {
+	c := &Conn{nc: nc, buf: make([]byte, readBuffer), limit: HelloLimit}
+	c.drained.L = &c.mu
+	if sc, ok := nc.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			c.raw = raw
+		}
+	}
+	c.attempt = func(fd uintptr) bool {
+		for {
+			c.tryN, c.tryErr = syscall.Write(int(fd), c.tryBytes)
+			if c.tryErr != syscall.EINTR { //nolint:errorlint // a bare errno from the kernel
+				return true
+			}
+		}
+	}
+	return c
+}
+
+// SetLimit sets the largest frame that Read accepts.
+func (c *Conn) SetLimit(n int) { c.limit = n }
+
+// NetConn is the stream below.
+func (c *Conn) NetConn() net.Conn { return c.nc }
+
+// Close ends the connection; a blocked Read returns.
+func (c *Conn) Close() error {
+	c.fail(net.ErrClosed)
+	return c.nc.Close()
+}
+
+// CloseWhenFlushed waits for the background writer, then closes.
+func (c *Conn) CloseWhenFlushed() error {
+	c.Flush()
+	c.mu.Lock()
+	for c.draining && c.err == nil {
+		c.drained.Wait()
+	}
+	c.mu.Unlock()
+	return c.Close()
+}
+
+// Buffered says that a whole frame is in memory already.
+func (c *Conn) Buffered() bool {
+	if c.end-c.start < headerSize {
+		return false
+	}
+	h, err := parseHeader(c.buf[c.start:], c.limit)
+	return err != nil || c.end-c.start >= headerSize+h.length
+}
+
+// Read returns the next frame; io.EOF at the end between frames.
+func (c *Conn) Read() (Frame, error) {
+	if err := c.want(headerSize); err != nil {
+		return Frame{}, err
+	}
+	h, err := parseHeader(c.buf[c.start:], c.limit)
+	if err != nil {
+		return Frame{}, err
+	}
+	if headerSize+h.length > len(c.buf) {
+		return c.readLarge(h)
+	}
+	if err := c.want(headerSize + h.length); err != nil {
+		return Frame{}, err
+	}
+	rest := c.buf[c.start+headerSize : c.start+headerSize+h.length : c.start+headerSize+h.length]
+	c.start += headerSize + h.length
+	f, err := h.split(rest)
+	f.borrowed = true
+	return f, err
+}
+
+// want has n bytes in the buffer from start on.
+func (c *Conn) want(n int) error {
+	if c.start == c.end {
+		c.start, c.end = 0, 0
+	}
+	if c.start+n > len(c.buf) {
+		c.end = copy(c.buf, c.buf[c.start:c.end])
+		c.start = 0
+	}
+	for c.end-c.start < n {
+		m, err := c.nc.Read(c.buf[c.end:])
+		c.end += m
+		if err != nil && c.end-c.start < n {
+			return c.cut(err, c.end-c.start, n)
+		}
+	}
+	return nil
+}
+
+// cut words the end of the stream: clean between frames, else how far it got.
+func (c *Conn) cut(err error, have, want int) error {
+	if errors.Is(err, io.EOF) && have > 0 {
+		return spec.Errorf(spec.CodeProtocol, "the connection ended inside a frame: %d of %d bytes came", have, want)
+	}
+	return err
+}
+
+func (c *Conn) readLarge(h rawHeader) (Frame, error) {
+	c.start += headerSize
+	have := c.end - c.start
+	data := make([]byte, min(h.length, max(growBy, 2*have)))
+	n := copy(data, c.buf[c.start:c.end])
+	c.start, c.end = 0, 0
+	for n < h.length {
+		if n == len(data) {
+			grown := make([]byte, min(h.length, 2*len(data)))
+			copy(grown, data)
+			data = grown
+		}
+		m, err := c.nc.Read(data[n:])
+		n += m
+		if err != nil && n < h.length {
+			return Frame{}, c.cut(err, n+headerSize, h.length+headerSize)
+		}
+	}
+	return h.split(data)
+}
+
+// Queue appends a frame to what the next Flush writes; its body is prefix and
+// body one after the other. Parts of 16 KiB and more are referenced, not copied,
+// and must not change any more. Sizes must have passed CheckSize.
+func (c *Conn) Queue(h Header, prefix, body []byte, bufs [][]byte) {
+	size := Size(prefix, body, bufs)
+	c.pending.Add(int64(size + headerSize))
+	c.mu.Lock()
+	c.out = AppendHeader(c.out, h, size, bufs)
+	c.add(prefix)
+	c.add(body)
+	for _, b := range bufs {
+		c.add(b)
+	}
+	c.mu.Unlock()
+}
+
+// QueueBytes appends bytes that already are whole frames.
+func (c *Conn) QueueBytes(frames []byte) {
+	c.pending.Add(int64(len(frames)))
+	c.mu.Lock()
+	c.add(frames)
+	c.mu.Unlock()
+}
+
+func (c *Conn) add(b []byte) {
+	if len(b) < shareFrom {
+		c.out = append(c.out, b...)
+		return
+	}
+	if len(c.out) > 0 {
+		c.queue = append(c.queue, c.out)
+		c.out = nil
+	}
+	c.queue = append(c.queue, b)
+}
+
+// Send queues a frame and flushes.
+func (c *Conn) Send(h Header, body []byte, bufs [][]byte) {
+	c.Queue(h, nil, body, bufs)
+	c.Flush()
+}
+
+// Pending is how many bytes wait to be written.
+func (c *Conn) Pending() int { return int(c.pending.Load()) }
+
+// Err is what ended the writing side, if anything did. A reader learns of the
+// same end by itself, so Flush has no result.
+func (c *Conn) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// Flush writes what is queued: at once as far as the kernel takes it, the rest
+// in the background.
+func (c *Conn) Flush() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.draining || (len(c.out) == 0 && len(c.queue) == 0) {
+		return
+	}
+	if c.err != nil {
+		c.drop()
+		return
+	}
+	if len(c.queue) == 0 && c.raw != nil && c.writeNow() {
+		return
+	}
+	c.draining = true
+	go c.drain()
+}
+
+// writeNow tries to write out in one go and says whether nothing is left.
+func (c *Conn) writeNow() bool {
+	c.tryBytes, c.tryN, c.tryErr = c.out, 0, nil
+	if err := c.raw.Write(c.attempt); err != nil {
+		c.failLocked(err)
+		return true
+	}
+	c.tryBytes = nil
+	if c.tryErr != nil && c.tryErr != syscall.EAGAIN { //nolint:errorlint // a bare errno from the kernel
+		c.failLocked(c.tryErr)
+		return true
+	}
+	n := max(c.tryN, 0)
+	c.pending.Add(-int64(n))
+	if n == len(c.out) {
+		c.out = c.out[:0]
+		if cap(c.out) > idleOutKeep {
+			c.out = nil
+		}
+		return true
+	}
+	c.queue = append(c.queue, c.out[n:])
+	c.out = nil
+	return false
+}
+
+func (c *Conn) drain() {
+	for {
+		c.mu.Lock()
+		if len(c.out) > 0 {
+			c.queue = append(c.queue, c.out)
+			c.out = nil
+		}
+		if len(c.queue) == 0 || c.err != nil {
+			if c.err != nil {
+				c.drop()
+			}
+			c.draining = false
+			c.drained.Broadcast()
+			c.mu.Unlock()
+			return
+		}
+		bufs := net.Buffers(c.queue)
+		c.queue = nil
+		c.mu.Unlock()
+
+		n, err := bufs.WriteTo(c.nc)
+		c.pending.Add(-n)
+		if err != nil {
+			c.fail(err)
+		}
+	}
+}
+
+func (c *Conn) drop() {
+	c.out, c.queue = nil, nil
+	c.pending.Store(0)
+}
+
+func (c *Conn) fail(err error) {
+	c.mu.Lock()
+	c.failLocked(err)
+	c.mu.Unlock()
+}
+
+func (c *Conn) failLocked(err error) {
+	if c.err == nil {
+		c.err = err
+	}
+	if !c.draining {
+		c.drop()
+	}
+	c.drained.Broadcast()
+}
