@@ -1,0 +1,33 @@
+// Package call is the life of calls as a state machine: events in, orders out.
+// It numbers calls, keeps the one order per cluster, knows which legs are out,
+// names the first cause of a failure, and finds waits that close a cycle.
+//
+// It imports only spec; it does no I/O, reads no clock and holds no lock: the
+// head serialises events, carries out the orders and owns timers and bytes.
+//
+// A call:
+//
+//	state      event                         next       orders
+//	-          Submit, nothing in its way    running    Send
+//	-          Submit, waits for a future
+//	           or behind a call that does    held       -
+//	-          Submit, a rank is dead, or
+//	           a wait would close a cycle    answered   Fail
+//	held       futures here and first in
+//	           its cluster's queue           running    Send
+//	held       a future failed, Cancel       answered   Fail
+//	running    Result, the last leg          answered   Answer
+//	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
+//	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
+//	running    Expire                        expiring   Stacks
+//	running    Cancel                        cancelling CancelLeg for every leg that is out
+//	expiring   Expired with stacks           answered   Fail; CancelLeg or KillLeg where the method says so
+//	cancelling the last leg ended, Overdue   answered   Fail
+//	answered   the last leg ended            gone       -
+//
+// A call that is Split is answered leg by leg: the same table holds for each leg,
+// with AnswerLeg and FailLeg in place of Answer and Fail.
+//
+// A worker: alive -> dying (its connection ended, the reason is not known yet)
+// -> dead (WorkerLost). A dead rank fails the calls that need it, now and later.
+package call

@@ -1,0 +1,352 @@
+package call
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+// Result takes a leg's result from worker w.
+func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
+	t.ops = t.ops[:0]
+	c := t.calls[id]
+	if c == nil {
+		return nil, nil
+	}
+	leg := c.legOf(w)
+	if leg < 0 || c.Legs[leg].Done {
+		return c, nil
+	}
+	t.legDone(c, leg, r)
+	return c, t.ops
+}
+
+func (t *Table) legDone(c *Call, leg int, r Result) {
+	l := &c.Legs[leg]
+	l.Done = true
+	if w := l.Worker; w.Serial && len(w.out) > 0 && w.out[0] == c {
+		w.waits = nil // it was the one that ran, so nothing on w waits any more
+	}
+	l.Worker.removeOut(c)
+	c.left--
+	if r.Err != nil && c.first == nil {
+		c.first = r.Err
+	}
+	switch {
+	case c.State == Answered:
+	case c.Split:
+		l.Result = r
+		if c.State == Running && !l.told {
+			l.told = true
+			if r.Err != nil {
+				t.op(FailLeg, c, leg, r.Err)
+			} else {
+				t.op(AnswerLeg, c, leg, nil)
+			}
+		}
+		if r.Err != nil && c.Collective {
+			t.cancelOthers(c)
+		}
+	case c.State != Running: // expiring or cancelling: the answer is settled
+	case r.Err != nil:
+		if dying := c.dyingPeer(); dying != nil && r.Err.Code == spec.CodeUser {
+			l.Result = r // most likely a consequence: the death is told first, soon
+			break
+		}
+		t.answer(c, r.Err)
+		if c.Collective {
+			t.cancelOthers(c)
+		}
+	default:
+		l.Result = r
+	}
+	if c.left == 0 {
+		t.finish(c)
+	}
+}
+
+// dyingPeer is a worker of c whose end is seen but not explained yet.
+func (c *Call) dyingPeer() *Worker {
+	for i := range c.Legs {
+		if w := c.Legs[i].Worker; !c.Legs[i].Done && w.Dying {
+			return w
+		}
+	}
+	return nil
+}
+
+// finish ends a call whose last leg is done.
+func (t *Table) finish(c *Call) {
+	c.Cluster.flight--
+	switch c.State {
+	case Running:
+		t.answer(c, c.firstUntold())
+	case Cancelling:
+		t.answer(c, c.cancelled(""))
+	case Held, Expiring, Answered:
+	}
+	t.forget(c)
+}
+
+// firstUntold is an error that was held back for a dying peer which then did
+// answer after all.
+func (c *Call) firstUntold() *spec.Error {
+	if c.Split {
+		return nil
+	}
+	for i := range c.Legs {
+		if err := c.Legs[i].Result.Err; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// answer gives the caller its one answer and lets those go on that waited for it.
+func (t *Table) answer(c *Call, err *spec.Error) {
+	if c.State == Answered {
+		return
+	}
+	c.State = Answered
+	if err != nil {
+		c.Value = &Result{Err: err}
+	}
+	switch {
+	case c.Split:
+		for i := range c.Legs {
+			if l := &c.Legs[i]; !l.told {
+				l.told = true
+				if err == nil {
+					t.op(AnswerLeg, c, i, l.Result.Err)
+				} else {
+					t.op(FailLeg, c, i, err)
+				}
+			}
+		}
+	case err != nil:
+		t.op(Fail, c, -1, err)
+	default:
+		t.op(Answer, c, -1, nil)
+	}
+	t.unwait(c)
+	for _, d := range c.dependents {
+		t.depReady(d, c, err)
+	}
+	c.dependents = nil
+}
+
+func (t *Table) depReady(d, dep *Call, err *spec.Error) {
+	for i, n := range d.needs {
+		if n == dep {
+			d.needs = append(d.needs[:i], d.needs[i+1:]...)
+			break
+		}
+	}
+	if d.State != Held {
+		return
+	}
+	if err != nil {
+		t.unhold(d)
+		t.refuse(d, err)
+	}
+	t.release(d.Cluster)
+}
+
+func (t *Table) unhold(c *Call) {
+	for i, h := range c.Cluster.held {
+		if h == c {
+			c.Cluster.held = append(c.Cluster.held[:i:i], c.Cluster.held[i+1:]...)
+			return
+		}
+	}
+}
+
+// WorkerDying says that w's connection ended; WorkerLost will say why.
+func (t *Table) WorkerDying(w *Worker) { w.Dying = true }
+
+// WorkerLost fails every call that needs w, now and later.
+func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
+	t.ops = t.ops[:0]
+	if w.Dead != nil {
+		return nil
+	}
+	w.Dead, w.Dying = err, true
+	w.waits = nil
+	for _, c := range append([]*Call(nil), w.out...) {
+		leg := c.legOf(w)
+		about := c.about(err)
+		if c.State == Running && !c.Split {
+			t.answer(c, about)
+		}
+		t.legDone(c, leg, Result{Err: about})
+		t.cancelOthers(c)
+	}
+	return t.ops
+}
+
+// ClusterGone fails whatever is left of a cluster's calls.
+func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
+	t.ops = t.ops[:0]
+	cl.gone = err
+	for _, c := range append([]*Call(nil), cl.held...) {
+		t.unhold(c)
+		t.refuse(c, err)
+	}
+	for _, w := range cl.Workers {
+		for _, c := range append([]*Call(nil), w.out...) {
+			t.answer(c, err)
+			t.legDone(c, c.legOf(w), Result{Err: err})
+		}
+	}
+	return t.ops
+}
+
+// CallerGone drops what a caller that is gone would have been told.
+func (t *Table) CallerGone(caller uint32) []Op {
+	t.ops = t.ops[:0]
+	for _, c := range t.sorted(func(c *Call) bool { return c.Caller == caller }) {
+		c.Keep = false
+		if c.State == Held {
+			t.unhold(c)
+			t.refuse(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
+			t.release(c.Cluster)
+			continue
+		}
+		t.forget(c)
+	}
+	return t.ops
+}
+
+// Cancel ends a call for its caller's sake, and what it called in turn.
+func (t *Table) Cancel(c *Call) []Op {
+	t.ops = t.ops[:0]
+	t.cancel(c)
+	return t.ops
+}
+
+func (t *Table) cancel(c *Call) {
+	switch c.State {
+	case Held:
+		t.unhold(c)
+		t.refuse(c, c.cancelled("before it was sent"))
+		t.release(c.Cluster)
+	case Running:
+		c.State = Cancelling
+		t.cancelOthers(c)
+	case Expiring, Cancelling, Answered:
+	}
+}
+
+// cancelOthers has the legs that are out ended, with the calls they made.
+func (t *Table) cancelOthers(c *Call) {
+	for i := range c.Legs {
+		if !c.Legs[i].Done && c.Legs[i].Worker.Dead == nil {
+			t.op(CancelLeg, c, i, nil)
+		}
+	}
+	if c.left == 0 {
+		return
+	}
+	for _, child := range t.sorted(func(o *Call) bool { return o.Parent == c.ID && o.ParentWorker != nil }) {
+		t.cancel(child)
+	}
+}
+
+// sorted picks calls in the order of their numbers, so that the same events
+// always give the same orders.
+func (t *Table) sorted(pick func(*Call) bool) []*Call {
+	var picked []*Call
+	for _, c := range t.calls {
+		if pick(c) {
+			picked = append(picked, c)
+		}
+	}
+	slices.SortFunc(picked, func(a, b *Call) int { return cmp.Compare(a.ID, b.ID) })
+	return picked
+}
+
+// Overdue answers a cancelled call some of whose legs did not end in time.
+func (t *Table) Overdue(c *Call) []Op {
+	t.ops = t.ops[:0]
+	if c.State == Cancelling {
+		t.answer(c, c.cancelled("; still inside code that cannot be interrupted: "+c.missing()))
+	}
+	return t.ops
+}
+
+// Expire is the deadline of a call: its caller is told after Expired.
+func (t *Table) Expire(c *Call) []Op {
+	t.ops = t.ops[:0]
+	switch c.State {
+	case Held:
+		t.unhold(c)
+		t.refuse(c, spec.Errorf(spec.CodeTimeout,
+			"%s: the deadline passed before it was sent: it waits for the result of another call (%s)", c.Title(), c.needed()))
+		t.release(c.Cluster)
+	case Running:
+		c.State = Expiring
+		t.op(Stacks, c, -1, nil)
+	case Expiring, Cancelling, Answered:
+	}
+	return t.ops
+}
+
+// Expired answers a call whose deadline passed, with the stacks of those that
+// had not answered. after says how long was waited, for people.
+func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
+	t.ops = t.ops[:0]
+	if c.State != Expiring {
+		return nil
+	}
+	e := spec.Errorf(spec.CodeTimeout, "%s: no answer within %s from %s", c.Title(), after, c.missing())
+	if c.left == 0 {
+		e.Message = fmt.Sprintf("%s: the answer came after its deadline of %s", c.Title(), after)
+	}
+	e.Cluster, e.Method, e.Stacks = c.Cluster.Name, c.Method, stacks
+	if out := c.Out(); len(out) == 1 {
+		w := c.Legs[out[0]].Worker
+		e.Rank, e.Worker, e.Node = w.Rank, w.Name, w.Node
+	}
+	t.answer(c, e)
+	for _, i := range c.Out() {
+		switch c.OnTimeout {
+		case "cancel":
+			t.op(CancelLeg, c, i, nil)
+		case "kill":
+			t.op(KillLeg, c, i, nil)
+		}
+	}
+	t.forget(c)
+	return t.ops
+}
+
+// missing names the legs that are out: all of a few, else how many.
+func (c *Call) missing() string {
+	var names []string
+	out := c.Out()
+	for _, i := range out {
+		w := c.Legs[i].Worker
+		names = append(names, w.Name+" on "+w.Node)
+		if len(names) == 8 && len(out) > 8 {
+			names = append(names, fmt.Sprintf("and %d more", len(out)-8))
+			break
+		}
+	}
+	return fmt.Sprintf("%d of %d ranks (%s)", len(out), len(c.Legs), strings.Join(names, ", "))
+}
+
+func (c *Call) needed() string {
+	if len(c.needs) == 0 {
+		return "of the calls before it"
+	}
+	return c.needs[0].Title()
+}
+
+func (c *Call) cancelled(more string) *spec.Error {
+	e := spec.Errorf(spec.CodeCancelled, "%s was cancelled%s", c.Title(), more)
+	e.Cluster, e.Method = c.Cluster.Name, c.Method
+	return e
+}

@@ -1,0 +1,158 @@
+package call
+
+import (
+	"fmt"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+// Submit takes a new call and gives it its place in its cluster's order.
+func (t *Table) Submit(r Request) (*Call, []Op) {
+	t.ops = t.ops[:0]
+	t.next++
+	c := &Call{Request: r, ID: t.next}
+	t.calls[c.ID] = c
+	t.byCaller[callerKey{c.Caller, c.CallerID}] = c
+	t.place(c)
+	return c, t.ops
+}
+
+func (t *Table) place(c *Call) {
+	cl := c.Cluster
+	if c.Ranks == nil {
+		c.Legs = make([]Leg, len(cl.Workers))
+		for i, w := range cl.Workers {
+			c.Legs[i].Worker = w
+		}
+	} else {
+		c.Legs = make([]Leg, len(c.Ranks))
+		for i, r := range c.Ranks {
+			c.Legs[i].Worker = cl.Workers[r]
+		}
+	}
+	c.left = len(c.Legs)
+	if cl.gone != nil {
+		t.refuse(c, cl.gone)
+		return
+	}
+	for i := range c.Legs {
+		if dead := c.Legs[i].Worker.Dead; dead != nil {
+			t.refuse(c, c.about(dead))
+			return
+		}
+	}
+	for _, f := range c.Futures {
+		if err := t.need(c, f); err != nil {
+			t.refuse(c, err)
+			return
+		}
+	}
+	if c.Waiting && c.ParentWorker != nil {
+		if err := t.addWait(c.ParentWorker, c); err != nil {
+			t.refuse(c, err)
+			return
+		}
+	}
+	if len(c.needs) > 0 || len(cl.held) > 0 {
+		c.State = Held
+		cl.held = append(cl.held, c)
+		return
+	}
+	t.send(c)
+}
+
+// need makes c wait for a future, or fails with what the future failed with.
+func (t *Table) need(c *Call, f Future) *spec.Error {
+	dep := t.FindCaller(c.Caller, f.CallerID)
+	switch {
+	case dep == nil:
+		return spec.Errorf(spec.CodeNotFound,
+			"%s: an argument is the future of a call that the head does not know (any more): get its value and pass that", c.Title())
+	case dep.State == Answered:
+		if dep.Value != nil && dep.Value.Err != nil {
+			return dep.Value.Err
+		}
+		return nil
+	case f.Rank >= 0 && (f.Rank >= len(dep.Legs)):
+		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of leg %d of a call with %d", c.Title(), f.Rank, len(dep.Legs))
+	}
+	if !dep.Keep { // its result must outlive its answer until this call is sent
+		dep.Keep = true
+	}
+	for _, n := range c.needs {
+		if n == dep {
+			return nil
+		}
+	}
+	c.needs = append(c.needs, dep)
+	dep.dependents = append(dep.dependents, c)
+	return nil
+}
+
+// send lets a call go out.
+func (t *Table) send(c *Call) {
+	c.State = Running
+	c.Cluster.flight++
+	for i := range c.Legs {
+		w := c.Legs[i].Worker
+		w.out = append(w.out, c)
+	}
+	t.op(Send, c, -1, nil)
+	if len(c.Legs) == 0 {
+		t.finish(c)
+	}
+}
+
+// release sends what is at the front of a cluster's queue and waits no more.
+func (t *Table) release(cl *Cluster) {
+	for len(cl.held) > 0 && len(cl.held[0].needs) == 0 {
+		c := cl.held[0]
+		cl.held = cl.held[1:]
+		dead := (*spec.Error)(nil)
+		for i := range c.Legs {
+			if d := c.Legs[i].Worker.Dead; d != nil && dead == nil {
+				dead = d
+			}
+		}
+		if dead != nil {
+			t.refuse(c, c.about(dead))
+			continue
+		}
+		t.send(c)
+	}
+}
+
+// Refuse ends a call that could not be sent after all (its arguments cannot be
+// cut, say): the answer to a Send order that failed.
+func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
+	t.ops = t.ops[:0]
+	if c.State == Running {
+		c.Cluster.flight--
+		for i := range c.Legs {
+			c.Legs[i].Worker.removeOut(c)
+		}
+	}
+	t.refuse(c, err)
+	return t.ops
+}
+
+// refuse answers a call of which nothing was sent.
+func (t *Table) refuse(c *Call, err *spec.Error) {
+	c.left = 0
+	for i := range c.Legs {
+		c.Legs[i].Done = true
+	}
+	t.answer(c, err)
+	t.forget(c)
+}
+
+// Title is how errors name a call.
+func (c *Call) Title() string { return c.Cluster.Name + "." + c.Method }
+
+// about words a worker's end for one call.
+func (c *Call) about(dead *spec.Error) *spec.Error {
+	e := *dead
+	e.Method = c.Method
+	e.Message = fmt.Sprintf("%s: %s", c.Title(), dead.Message)
+	return &e
+}

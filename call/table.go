@@ -1,0 +1,227 @@
+package call
+
+import (
+	"github.com/muster-rl/muster/spec"
+)
+
+// ID is the head's number of a call.
+type ID uint64
+
+// State of a call; the table is in the package's doc.
+type State uint8
+
+// The states of a call.
+const (
+	Held State = iota
+	Running
+	Expiring
+	Cancelling
+	Answered
+)
+
+// Result is a leg's value, or its error.
+type Result struct {
+	Body []byte
+	Bufs [][]byte
+	Err  *spec.Error
+}
+
+// Leg is one rank's part in a call.
+type Leg struct {
+	Worker *Worker
+	Done   bool // answered, lost or skipped
+	told   bool // of a Split call: its caller has the answer
+	Result Result
+}
+
+// Worker is one rank of a cluster as calls see it.
+type Worker struct {
+	Number  uint32
+	Rank    int
+	Name    string
+	Node    string
+	Cluster *Cluster
+	Serial  bool        // runs one call at a time: a wait inside it blocks it
+	Dead    *spec.Error // why, once it is known
+	Dying   bool
+	out     []*Call // legs that are out, oldest first
+	waits   []*Call // what the leg that runs on it waits for
+}
+
+// Cluster is a group of workers with one order of calls.
+type Cluster struct {
+	Number  uint32
+	Name    string
+	Workers []*Worker
+	held    []*Call // not sent yet, in order
+	flight  int     // calls with legs out
+	gone    *spec.Error
+}
+
+// InFlight is how many calls have legs out or wait to be sent.
+func (c *Cluster) InFlight() int { return c.flight + len(c.held) }
+
+// Request is a call as it comes in.
+type Request struct {
+	Caller   uint32 // the connection it came on
+	CallerID uint64 // its id there
+	Cluster  *Cluster
+	Method   string
+	Ranks    []int // nil: all
+	Split    bool
+	Keep     bool
+
+	Collective bool
+	OnTimeout  string
+
+	Parent       ID
+	ParentWorker *Worker // whose call makes this one; nil outside workers
+	Waiting      bool    // the parent blocks on it from the start
+	Futures      []Future
+
+	Data any // the head's own
+}
+
+// Future is an argument that is another call's result.
+type Future struct {
+	CallerID uint64
+	Rank     int // -1: the whole answer
+}
+
+// Call is one invocation.
+type Call struct {
+	Request
+	ID    ID
+	State State
+	Legs  []Leg
+
+	// Value is the joined answer, kept by the head for calls whose result
+	// others wait for, or may.
+	Value *Result
+
+	left       int // legs not done
+	first      *spec.Error
+	needs      []*Call // futures it waits for
+	dependents []*Call
+	waiters    []*Worker
+}
+
+// Op is an order to the head.
+type Op struct {
+	Do   Do
+	Call *Call
+	Leg  int
+	Err  *spec.Error
+}
+
+// Do says what an Op asks for.
+type Do uint8
+
+// The orders.
+const (
+	Send      Do = iota // send the legs
+	Answer              // join the legs' results and answer
+	Fail                // answer with Err
+	AnswerLeg           // answer for Leg alone
+	FailLeg             // answer for Leg alone with Err
+	CancelLeg           // have Leg's worker end it
+	KillLeg             // have Leg's worker killed
+	Stacks              // collect the stacks of the legs that are out, then Expired
+)
+
+// Table holds all calls of a head. The slices of Op it returns are valid until
+// its next method is called.
+type Table struct {
+	next     ID
+	calls    map[ID]*Call
+	byCaller map[callerKey]*Call
+	ops      []Op
+}
+
+type callerKey struct {
+	caller uint32
+	id     uint64
+}
+
+// NewTable makes an empty table.
+func NewTable() *Table {
+	return &Table{calls: map[ID]*Call{}, byCaller: map[callerKey]*Call{}}
+}
+
+// Len is how many calls the table holds.
+func (t *Table) Len() int { return len(t.calls) }
+
+// Find returns a call by number.
+func (t *Table) Find(id ID) *Call { return t.calls[id] }
+
+// FindCaller returns a call by its caller's number for it.
+func (t *Table) FindCaller(caller uint32, id uint64) *Call {
+	return t.byCaller[callerKey{caller, id}]
+}
+
+// Out returns the legs of c that are out, by index.
+func (c *Call) Out() []int {
+	var out []int
+	for i := range c.Legs {
+		if !c.Legs[i].Done {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func (t *Table) op(do Do, c *Call, leg int, err *spec.Error) {
+	t.ops = append(t.ops, Op{Do: do, Call: c, Leg: leg, Err: err})
+}
+
+// legOf finds the leg of worker w.
+func (c *Call) legOf(w *Worker) int {
+	if c.Ranks == nil {
+		if w.Rank < len(c.Legs) && c.Legs[w.Rank].Worker == w {
+			return w.Rank
+		}
+		return -1
+	}
+	for i := range c.Legs {
+		if c.Legs[i].Worker == w {
+			return i
+		}
+	}
+	return -1
+}
+
+// forget drops an answered call when nothing of it is left: no leg out, no
+// result kept.
+func (t *Table) forget(c *Call) {
+	if c.State != Answered || c.left > 0 || (c.Keep && c.Value != nil) {
+		return
+	}
+	delete(t.calls, c.ID)
+	key := callerKey{c.Caller, c.CallerID}
+	if t.byCaller[key] == c {
+		delete(t.byCaller, key)
+	}
+}
+
+// Acked drops the result that was kept for c's caller.
+func (t *Table) Acked(c *Call) {
+	c.Keep = false
+	t.forget(c)
+}
+
+func (w *Worker) removeOut(c *Call) {
+	for i, o := range w.out {
+		if o == c {
+			if i == 0 {
+				w.out[0] = nil
+				w.out = w.out[1:]
+				if len(w.out) == 0 {
+					w.out = nil
+				}
+			} else {
+				w.out = append(w.out[:i], w.out[i+1:]...)
+			}
+			return
+		}
+	}
+}
