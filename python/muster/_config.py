@@ -1,0 +1,213 @@
+"""What a user asks of a cluster's workers: `WorkerConfig`.
+
+Owns the fields, their types and their translation into the description that
+the head checks and places. Whether a mapping fits a pool, or a shape a world
+size, is the head's to say: there is one authority, and one wording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+_SIZES = {
+    "tp": ("tensor_model_parallel_size", "tensor_parallel_size"),
+    "pp": ("pipeline_model_parallel_size", "pipeline_parallel_size"),
+    "cp": ("context_parallel_size", "context_model_parallel_size"),
+    "ep": ("expert_model_parallel_size", "expert_parallel_size"),
+}
+#: An inference engine's own tensor parallelism lies inside one worker that has
+#: several devices; it is then no matter of ranks.
+_WITHIN_WORKER = "tensor_parallel_size"
+
+
+@dataclass
+class WorkerConfig:
+    """How many workers a cluster has, where they run and what surrounds them.
+
+    ``device_mapping`` lists global device ids of the pool, as a list or as text
+    (``"0-7,16-23"``, ``"list(range(0,8))"``); rank r takes the r-th group of
+    ``num_gpus_per_worker`` entries. Without a mapping, workers are CPU workers,
+    ``world_size`` of them. ``tp``, ``pp``, ``cp`` and ``ep`` are the parallel
+    sizes; where they are not given, ``strategy_args`` is asked for them under
+    Megatron's names.
+
+    The object reaches each worker as its ``worker_config``. Subclass it as a
+    dataclass to carry more.
+    """
+
+    world_size: int | None = None
+    device_mapping: str | Sequence[int] | None = None
+    #: Devices of one worker; by default it follows from the mapping and world_size.
+    num_gpus_per_worker: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    #: A dict, or an object with ``strategy_config``, that the workers make sense of.
+    strategy_args: Any = None
+    #: Variables for the workers, on top of the controller's own environment.
+    env: dict[str, str] = field(default_factory=dict)
+    #: Another name for ``env``.
+    system_envs: dict[str, str] = field(default_factory=dict)
+    #: Calls a worker runs at once: 1 by default, 1000 for classes with async methods.
+    max_concurrency: int | None = None
+    #: Modules to import once, before workers are forked.
+    preload: Sequence[str] = ()
+    start: str = "fork"
+    #: Seconds until every worker must be ready.
+    startup_timeout: float | None = None
+    #: "own": a worker sees its devices alone; "node": all of its node's.
+    visible_devices: str = "own"
+    #: The interpreter; by default the controller's.
+    python: str | None = None
+    working_dir: str | None = None
+    #: Folders put in front of the workers' sys.path.
+    py_modules: Sequence[str] = ()
+    #: "off" refuses values that only pickle can carry.
+    pickle: str = "on"
+    #: Seconds between asking a worker to end and ending it.
+    grace: float | None = None
+    #: Lets the devices of one worker lie on several nodes.
+    span_nodes: bool = False
+
+    def shape(self) -> dict[str, int]:
+        """The parallel sizes asked for; 0 where nobody said anything."""
+        sizes = {"dp": 0}
+        for name, spellings in _SIZES.items():
+            given = getattr(self, name)
+            declared = self._declared(spellings)
+            if given is None:
+                sizes[name] = next(iter(declared.values()), 0)
+                continue
+            sizes[name] = _integer(name, given)
+            for spelling, size in declared.items():
+                if size != given and spelling != _WITHIN_WORKER:
+                    raise ValueError(
+                        f"{name}={given}, but strategy_args says {spelling}={size}; "
+                        "give one of them, or the same in both"
+                    )
+        return sizes
+
+    def _declared(self, spellings: Sequence[str]) -> dict[str, int]:
+        """The sizes that strategy_args gives under these names."""
+        args = self.strategy_args
+        inner = args.get("strategy_config") if isinstance(args, Mapping) else None
+        if not isinstance(args, Mapping):
+            inner = getattr(args, "strategy_config", None)
+        found: dict[str, int] = {}
+        for source in (args, inner):
+            if not isinstance(source, Mapping):
+                continue
+            for spelling in spellings:
+                size = source.get(spelling)
+                if size is None or (spelling == _WITHIN_WORKER and self._several_devices()):
+                    continue
+                found.setdefault(spelling, _integer(f"strategy_args' {spelling}", size))
+        return found
+
+    def _several_devices(self) -> bool:
+        return (self.num_gpus_per_worker or 1) > 1
+
+    def to_spec(self, name: str) -> dict[str, Any]:
+        """The cluster's description for the head, but for class, runtime and config."""
+        mapping = self.device_mapping
+        text = mapping if isinstance(mapping, str) else ""
+        listed: list[int] = []
+        if mapping is not None and not isinstance(mapping, str):
+            if isinstance(mapping, (bytes, Mapping)) or not hasattr(mapping, "__iter__"):
+                raise TypeError(
+                    f"device_mapping is {mapping!r}; it takes text such as '0-7', "
+                    "or a list of global device ids"
+                )
+            listed = [_integer("an id in device_mapping", entry) for entry in mapping]
+        return {
+            "name": name,
+            "world": _integer("world_size", self.world_size),
+            "has_mapping": mapping is not None,
+            "mapping_text": text,
+            "mapping": listed,
+            "devices_per_worker": _integer("num_gpus_per_worker", self.num_gpus_per_worker),
+            "span_nodes": bool(self.span_nodes),
+            "shape": self.shape(),
+            "env": self.environment(),
+            "max_concurrency": _integer("max_concurrency", self.max_concurrency),
+            "start": _text("start", self.start),
+            "visible_devices": _text("visible_devices", self.visible_devices),
+            "startup_timeout": _seconds("startup_timeout", self.startup_timeout),
+            "grace": _seconds("grace", self.grace),
+            "pickle": _pickle(self.pickle),
+        }
+
+    def environment(self) -> dict[str, str]:
+        """``env`` and ``system_envs`` as one."""
+        merged: dict[str, str] = {}
+        for label, variables in (("env", self.env), ("system_envs", self.system_envs)):
+            if not isinstance(variables, Mapping):
+                raise TypeError(f"{label} is a dict of text to text, not {variables!r}")
+            for key, value in variables.items():
+                if not isinstance(key, str) or isinstance(value, (bytes, list, dict, tuple)):
+                    raise TypeError(f"{label}[{key!r}] is {value!r}; both sides must be text")
+                if value is None:
+                    raise TypeError(f"{label}[{key!r}] is None; leave it out, or give text")
+                word = str(value)
+                if merged.setdefault(key, word) != word:
+                    raise ValueError(
+                        f"env says {key}={merged[key]!r}, system_envs (the same under another "
+                        f"name) says {word!r}; give one of them"
+                    )
+        return merged
+
+    def replaced(self, **changes: Any) -> WorkerConfig:
+        """A copy with some fields changed, for clusters that differ in little."""
+        from dataclasses import replace
+
+        return replace(self, **changes)
+
+
+def as_worker_config(config: object) -> WorkerConfig:
+    """Take what a user gave as worker_config: one of ours, a dict of its fields, or none."""
+    if config is None:
+        return WorkerConfig(world_size=1)
+    if isinstance(config, WorkerConfig):
+        return config
+    if isinstance(config, Mapping):
+        known = {entry.name for entry in fields(WorkerConfig)}
+        if strange := sorted(str(key) for key in config if key not in known):
+            raise TypeError(
+                f"WorkerConfig has no field {', '.join(strange)}; it has {', '.join(sorted(known))}"
+            )
+        return WorkerConfig(**config)
+    raise TypeError(
+        f"worker_config takes a WorkerConfig (or a subclass of it), not {type(config).__name__}"
+    )
+
+
+def _integer(label: str, value: Any) -> int:
+    """Accept what is exactly a whole number (numpy's too); None counts as 0."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{label} is {value!r}; it must be a whole number")
+    return int(value)
+
+
+def _seconds(label: str, value: Any) -> float:
+    if value is None:
+        return 0.0
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{label} is {value!r}; it is a number of seconds")
+    return float(value)
+
+
+def _text(label: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{label} is {value!r}; it must be text")
+    return str(value)
+
+
+def _pickle(value: Any) -> str:
+    if isinstance(value, bool):  # pickle=False reads naturally, so it works
+        return "on" if value else "off"
+    return _text("pickle", value)
