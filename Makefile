@@ -1,0 +1,131 @@
+# Everything that is built or cached lies in build/ (and dist/ for wheels), so
+# that `rm -rf build dist` is a fresh clone. Needs Go, Python >= 3.10 and make;
+# the network is used for Go modules and PyPI alone.
+
+SHELL       := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# PYTHON makes build/venv; ARCH is what `make wheel` builds for.
+PYTHON  ?= python3
+ARCH    ?= amd64
+VERSION := $(shell sed -n 's/^__version__ *= *"\(.*\)"/\1/p' python/muster/_version.py)
+
+GOLANGCI_VERSION := v2.13.2
+
+VENV     := build/venv
+PY       := $(VENV)/bin/python
+LDFLAGS  := -s -w -X github.com/muster-rl/muster/wire.Release=$(VERSION)
+# Without cgo and without paths of this machine, so that a binary runs on any
+# Linux of its architecture and the same tree gives the same bytes.
+GO_BUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)"
+PY_TREES := conftest.py python/muster python/tests e2e examples
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- building ---------------------------------------------------------------
+
+.PHONY: build
+build: ## build/muster, and a copy where the Python package looks for it
+	@command -v go >/dev/null || { echo "make build needs Go (see go.mod for the version): https://go.dev/dl" >&2; exit 1; }
+	@mkdir -p build python/muster/_bin
+	@$(GO_BUILD) -o build/muster ./cmd/muster
+	@cmp -s build/muster python/muster/_bin/muster || install -m 755 build/muster python/muster/_bin/muster
+
+.PHONY: venv
+venv: build $(VENV)/.ready ## build/venv/bin/python with the SDK, numpy and the test tools
+
+$(VENV)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"Muster needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: name another with make PYTHON=...")'
+	@echo "making $(VENV) from $$($(PYTHON) --version)"
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; Debian keeps it in the package python3-venv" >&2; exit 1; }
+	@$(PY) -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[numpy]'
+	@touch $@
+
+.PHONY: wheel
+wheel: $(VENV)/.ready ## dist/muster-VERSION-py3-none-manylinux_2_17_*.whl with the binary inside (ARCH=amd64 or arm64)
+	@case "$(ARCH)" in amd64) p=x86_64;; arm64) p=aarch64;; *) echo "ARCH is amd64 or arm64, not '$(ARCH)'" >&2; exit 1;; esac; \
+	stage=build/wheel/$(ARCH); rm -rf "$$stage"; mkdir -p "$$stage" dist; \
+	cp -RL python/pyproject.toml python/setup.py python/LICENSE python/README.md python/muster "$$stage"; \
+	find "$$stage" -name __pycache__ -prune -exec rm -rf {} +; \
+	rm -rf "$$stage/muster/_bin"; GOOS=linux GOARCH=$(ARCH) $(GO_BUILD) -o "$$stage/muster/_bin/muster" ./cmd/muster; \
+	find "$$stage" -type d -exec chmod 755 {} +; find "$$stage" -type f -exec chmod 644 {} +; chmod 755 "$$stage/muster/_bin/muster"; \
+	SOURCE_DATE_EPOCH=1735689600 MUSTER_WHEEL_PLATFORM=manylinux_2_17_$$p \
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist "./$$stage"; \
+	ls -1 dist/muster-$(VERSION)-py3-none-manylinux_2_17_$$p.whl
+
+.PHONY: generate
+generate: ## run every go:generate (message codecs)
+	@go generate ./...
+
+.PHONY: generate-check
+generate-check: ## fail if `make generate` would change a file
+	@.ci/generate-check
+
+# --- seeing it --------------------------------------------------------------
+
+.PHONY: demo
+demo: venv ## a small PPO-shaped loop over 4 x 8 virtual GPUs, drawn in the terminal
+	@$(PY) examples/demo/main.py
+
+.PHONY: bench
+bench: venv ## Go benchmarks of the hot paths (wire, dispatch, call)
+	go test -run '^$$' -bench . -benchmem ./...
+
+# --- checking ---------------------------------------------------------------
+
+.PHONY: test
+test: test-go test-py test-e2e ## all tests: Go, Python, and whole programs end to end
+
+.PHONY: test-go
+test-go: venv ## Go tests with the race detector, the import rules (arch_test.go) included
+	@.ci/go-test ./...
+
+.PHONY: test-py
+test-py: venv ## Python tests of the SDK and the worker runtime
+	$(PY) -m pytest $(PYTEST_ARGS) python/tests
+
+.PHONY: test-e2e
+test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs
+	$(PY) -m pytest $(PYTEST_ARGS) e2e
+
+.PHONY: test-ray
+test-ray: ## nodes from Ray (nothing to test yet: backend/ray does not exist)
+	@echo "There is no Ray backend in this tree yet, so there is nothing to test."
+
+.PHONY: test-web
+test-web: ## the web page (nothing to test yet: web/ does not exist)
+	@echo "There is no web page in this tree yet, so there is nothing to test."
+
+.PHONY: chaos
+chaos: venv ## the end-to-end tests that kill processes, over and over (ROUNDS=20)
+	@for i in $$(seq $${ROUNDS:-20}); do echo "round $$i"; $(PY) -m pytest -q -m chaos $(PYTEST_ARGS) e2e python/tests; done
+
+.PHONY: lint
+lint: lint-go lint-py ## golangci-lint, ruff and mypy strict, all pinned
+
+.PHONY: lint-go
+lint-go: build/bin/golangci-lint-$(GOLANGCI_VERSION)
+	$< run ./...
+
+.PHONY: lint-py
+lint-py: $(VENV)/.ready
+	$(VENV)/bin/ruff check $(PY_TREES) python/setup.py
+	$(VENV)/bin/ruff format --check $(PY_TREES) python/setup.py
+	$(VENV)/bin/mypy $(PY_TREES)
+
+build/bin/golangci-lint-$(GOLANGCI_VERSION):
+	@echo "building golangci-lint $(GOLANGCI_VERSION), once"
+	@mkdir -p build/bin
+	@GOBIN=$(CURDIR)/build/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	@mv build/bin/golangci-lint $@
+
+.PHONY: format
+format: $(VENV)/.ready ## gofmt and ruff format, in place
+	gofmt -l -w $$(git ls-files '*.go')
+	$(VENV)/bin/ruff check --fix $(PY_TREES)
+	$(VENV)/bin/ruff format $(PY_TREES)
