@@ -1,0 +1,459 @@
+"""Errors: the codes of the wire as exception classes, and the way there and back.
+
+A user's exception arrives as an instance of its own class *and* of RemoteError,
+with the worker, the node and the remote traceback in its text. This module does
+no I/O, and decides nothing but which class an error has.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import traceback as _traceback
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgpack  # type: ignore[import-untyped, unused-ignore]
+
+from . import _pickling
+
+_PICKLE = 33  # extension code of a pickle, docs/wire.md
+_NO_BUFFERS = struct.pack("<II", 0, 0)
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+class MusterError(Exception):
+    """What went wrong, with where in its attributes. Every error of Muster is one."""
+
+    code: str = "internal"
+    cluster: str = ""
+    method: str = ""
+    rank: int = -1  # -1 where no rank is meant
+    worker: str = ""
+    node: str = ""
+    traceback: str = ""  # the remote one, as text
+    logs: Sequence[str] = ()  # the worker's last lines
+    stacks: Sequence[Mapping[str, Any]] = ()  # rank, worker, node, text of who had not answered
+    exit_code: int = 0
+    signal: str = ""  # "SIGKILL"
+
+    def __init__(self, message: object = "", *more: object, **details: Any) -> None:
+        super().__init__(message, *more)
+        for name, value in details.items():
+            if name not in _DETAILS:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword {name!r}")
+            setattr(self, name, value)
+
+    def __init_subclass__(cls, _wraps: bool = False, **kwargs: Any) -> None:
+        # A class that from_wire makes must not run the hooks of the user's class.
+        if not _wraps:
+            super().__init_subclass__(**kwargs)
+
+    @property
+    def message(self) -> str:
+        """What happened, without traceback, stacks and logs."""
+        return str(self.args[0]) if len(self.args) == 1 else Exception.__str__(self)
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.traceback:
+            text += "\n\n" + self.traceback.rstrip("\n")
+        for stack in self.stacks:
+            where = f"{stack.get('worker', '?')} on {stack.get('node', '?')}"
+            text += f"\n\n{where} had not answered:\n{str(stack.get('text', '')).rstrip()}"
+        if self.logs:
+            text += f"\n\nlast lines of {self.worker}:\n  " + "\n  ".join(self.logs)
+        return text
+
+    def __reduce__(self) -> Any:
+        return _pickling.put_together, (type(self), *_pickling.take_apart(self))
+
+
+_DETAILS = (
+    "code",
+    "cluster",
+    "method",
+    "rank",
+    "worker",
+    "node",
+    "traceback",
+    "logs",
+    "stacks",
+    "exit_code",
+    "signal",
+)
+
+
+class RemoteError(MusterError):
+    """The user's code in a worker raised. Also an instance of the class that was raised there,
+    unless that cannot be rebuilt here."""
+
+    code = "user"
+
+    def __str__(self) -> str:
+        return _with_origin(self.message, vars(self))
+
+
+class WorkerDiedError(MusterError):
+    """A worker's process ended."""
+
+    code = "worker_died"
+
+
+class NodeLostError(MusterError):
+    """A node's agent ended, or is out of reach."""
+
+    code = "node_lost"
+
+
+class HeadLostError(MusterError, ConnectionError):
+    """The head ended, or is out of reach."""
+
+    code = "head_lost"
+
+
+class DeadlineError(MusterError, TimeoutError):
+    """A deadline passed; ``stacks`` says what the ranks were doing that had not answered."""
+
+    code = "timeout"
+
+
+class CallCancelledError(MusterError):
+    """The call was cancelled, by its caller or with a call that it belongs to."""
+
+    code = "cancelled"
+
+
+class DeadlockError(MusterError):
+    """Waiting would never end: the calls wait for each other."""
+
+    code = "deadlock"
+
+
+class TaintedError(MusterError):
+    """The worker had an exception injected and may be in any state."""
+
+    code = "tainted"
+
+
+class InvalidArgumentError(MusterError, ValueError):
+    """An argument that cannot be, by its value."""
+
+    code = "invalid"
+
+
+class ArgumentTypeError(MusterError, TypeError):
+    """An argument that cannot be, by its type, or a wrong signature."""
+
+    code = "type"
+
+
+class NotFoundError(MusterError, LookupError):
+    """No cluster, pool or worker of that name."""
+
+    code = "not_found"
+
+
+class MethodNotFoundError(NotFoundError, AttributeError):
+    """The worker class has no such method."""
+
+
+class PlacementError(MusterError, ValueError):
+    """The cluster cannot be placed on its pool."""
+
+    code = "placement"
+
+
+class ResourceError(MusterError):
+    """What was asked for is not there, or held by others."""
+
+    code = "resources"
+
+
+class WorkerImportError(MusterError, ImportError):
+    """A worker class, or what it needs, cannot be imported."""
+
+    code = "import"
+
+
+class StartupError(MusterError):
+    """A worker did not become ready."""
+
+    code = "startup"
+
+
+class LayoutError(MusterError, ValueError):
+    """A worker reported an impossible rank layout."""
+
+    code = "layout"
+
+
+class EncodingError(MusterError, TypeError):
+    """A value that cannot be encoded or decoded."""
+
+    code = "encoding"
+
+
+class TooLargeError(MusterError, ValueError):
+    """A message over the limit of one frame."""
+
+    code = "too_large"
+
+
+class ProtocolError(MusterError):
+    """A malformed frame or value, or a wrong version."""
+
+    code = "protocol"
+
+
+class AuthError(MusterError, PermissionError):
+    """A wrong or missing token."""
+
+    code = "auth"
+
+
+class LimitError(MusterError, OSError):
+    """Open files, memory or disk ran out."""
+
+    code = "limit"
+
+
+class InternalError(MusterError):
+    """A bug of Muster's own."""
+
+
+_CLASSES: dict[str, type[MusterError]] = {
+    cls.code: cls
+    for cls in (
+        RemoteError,
+        WorkerDiedError,
+        NodeLostError,
+        HeadLostError,
+        DeadlineError,
+        CallCancelledError,
+        DeadlockError,
+        TaintedError,
+        InvalidArgumentError,
+        ArgumentTypeError,
+        NotFoundError,
+        PlacementError,
+        ResourceError,
+        WorkerImportError,
+        StartupError,
+        LayoutError,
+        EncodingError,
+        TooLargeError,
+        ProtocolError,
+        AuthError,
+        LimitError,
+        InternalError,
+    )
+}
+_OURS = frozenset((*_CLASSES.values(), MethodNotFoundError, MusterError))
+
+
+# --- to the wire -----------------------------------------------------------------
+
+
+def to_wire(
+    exc: BaseException,
+    *,
+    worker: str = "",
+    node: str = "",
+    rank: int = -1,
+    cluster: str = "",
+    method: str = "",
+    pickle: str = "on",
+) -> dict[str, Any]:
+    """The Error map of an exception that was raised here, in the worker that is named.
+
+    An error that came from another worker keeps its class and where it began; its traceback
+    then tells both.
+    """
+    here = {"worker": worker, "node": node, "rank": rank, "cluster": cluster, "method": method}
+    wire: dict[str, Any]
+    if isinstance(exc, RemoteError) or (isinstance(exc, MusterError) and type(exc) in _OURS):
+        wire = _details(exc)
+        local = _format_passed_on(exc)
+        if worker and wire["worker"] not in ("", worker):
+            local = f"passed on by {_where(here)}:\n{local}"
+        texts = (str(wire["traceback"]), local)
+        wire["traceback"] = "\n\n".join(text.rstrip("\n") for text in texts if text)
+        for name, value in here.items():
+            if wire[name] in ("", -1):
+                wire[name] = value
+    else:
+        wire = {"code": "user", "message": _one_line(exc), "exit_code": 0, **here}
+        wire["traceback"] = format_traceback(exc)
+    if wire["code"] == "user" and pickle == "on":
+        wire["exception"] = _pickled(exc)
+    return {name: value for name, value in wire.items() if name in _ALWAYS or value}
+
+
+_ALWAYS = frozenset(("code", "message", "rank", "exit_code"))
+
+
+def _details(exc: MusterError) -> dict[str, Any]:
+    own = vars(exc).get("_muster")
+    if own is None:
+        own = {name: getattr(exc, name) for name in _DETAILS}
+        own["message"] = exc.message
+    wire = dict(own)
+    wire["logs"], wire["stacks"] = list(wire["logs"]), [dict(s) for s in wire["stacks"]]
+    return wire
+
+
+def _pickled(exc: BaseException) -> bytes:
+    """The exception as a value, or nothing where it cannot be one."""
+    plain = exc
+    if isinstance(exc, RemoteError):
+        wrapped = type(exc).__dict__.get("_wraps")
+        if wrapped is None:
+            return b""  # it could not be rebuilt here, so not further on either
+        args, members, state = _pickling.take_apart(exc)
+        plain = _pickling.put_together(wrapped, args, members, _without_details(state))
+    try:
+        data = _NO_BUFFERS + _pickling.dumps_exception(plain)
+        packed: bytes = msgpack.packb(msgpack.ExtType(_PICKLE, data))
+    except Exception:
+        return b""
+    return packed
+
+
+def _without_details(state: dict[str, Any]) -> dict[str, Any]:
+    own = state.get("_muster")
+    if own is None:
+        return state
+    return {k: v for k, v in state.items() if k != "_muster" and k not in own["shown"]}
+
+
+def _one_line(exc: BaseException) -> str:
+    return "".join(_traceback.format_exception_only(type(exc), exc)).rstrip("\n")
+
+
+def format_traceback(exc: BaseException) -> str:
+    """The traceback with its causes, without Muster's own frames at its start."""
+    return "".join(_traceback.format_exception(type(exc), exc, _skip_ours(exc)))
+
+
+def _format_passed_on(exc: MusterError) -> str:
+    """The frames that an error passed here, without the text that it already carries."""
+    frames = _traceback.format_tb(_skip_ours(exc))
+    return "Traceback (most recent call last):\n" + "".join(frames) if frames else ""
+
+
+def _skip_ours(exc: BaseException) -> Any:
+    tb = exc.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        tb = tb.tb_next
+    return tb or exc.__traceback__
+
+
+# --- from the wire -----------------------------------------------------------------
+
+
+def from_wire(wire: Mapping[str, Any], bufs: Iterable[Any] = ()) -> MusterError:
+    """The exception that an Error map stands for, ready to be raised."""
+    details = {name: wire[name] for name in _DETAILS if name in wire}
+    code, message = str(wire.get("code", "internal")), str(wire.get("message", ""))
+    if code == "user":
+        return _remote(wire.get("exception", b""), message, details)
+    cls = _CLASSES.get(code, MusterError)
+    if cls is NotFoundError and wire.get("method"):
+        cls = MethodNotFoundError
+    return cls(message, **details)
+
+
+def _remote(value: bytes, message: str, details: dict[str, Any]) -> MusterError:
+    if value:
+        try:
+            exc = _unpickled(value)
+            if not isinstance(exc, Exception):
+                # SystemExit or KeyboardInterrupt there must not end the script here.
+                return RemoteError(message, **details)
+            return _wrap(exc, message, details)
+        except Exception as why:
+            message += f"\n\n(its class could not be rebuilt here: {type(why).__name__}: {why})"
+    return RemoteError(message, **details)
+
+
+def _unpickled(value: bytes) -> object:
+    ext = msgpack.unpackb(value)
+    if not isinstance(ext, msgpack.ExtType) or ext.code != _PICKLE:
+        raise ProtocolError("the exception of an error is not a pickle")
+    return _pickling.loads(memoryview(ext.data)[len(_NO_BUFFERS) :])
+
+
+def _wrap(exc: Exception, message: str, details: dict[str, Any]) -> RemoteError:
+    """exc as an instance of its own class and of RemoteError."""
+    made: Any = type(exc)
+    cls = _both(made)
+    args, members, state = _pickling.take_apart(exc)
+    # The user's own attributes win over ours of the same name.
+    taken = set(state).union(*(vars(c) for c in type(exc).__mro__ if c not in _OURS))
+    shown = {name: value for name, value in details.items() if name not in taken}
+    full: dict[str, Any] = {name: getattr(RemoteError, name) for name in _DETAILS}
+    state |= shown
+    state["_muster"] = {**full, **details, "message": message, "shown": tuple(shown)}
+    revived = _pickling.put_together(cls, args, members, state)
+    assert isinstance(revived, RemoteError)
+    return revived
+
+
+class _Wrapper(RemoteError):
+    """Base of the classes that are made for users' exceptions."""
+
+    _wraps: ClassVar[type[Exception]]
+
+    def __str__(self) -> str:
+        own = vars(self)["_muster"]
+        try:
+            text = self._wraps.__str__(self)
+        except Exception:
+            text = str(own["message"])
+        return _with_origin(text, own)
+
+    def __repr__(self) -> str:
+        return self._wraps.__repr__(self)
+
+    def __reduce__(self) -> Any:
+        args, members, state = _pickling.take_apart(self)
+        return _revive, (self._wraps, args, members, state)
+
+
+def _revive(cls: Any, *parts: Any) -> BaseException:
+    return _pickling.put_together(_both(cls), *parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _both(cls: Any) -> type[RemoteError]:
+    names = {"_wraps": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    names["__doc__"] = cls.__doc__ or ""
+    made = types.new_class(
+        cls.__name__, (_Wrapper, cls), {"_wraps": True}, lambda ns: ns.update(names)
+    )
+    assert issubclass(made, RemoteError)
+    return made
+
+
+def _with_origin(text: str, details: Mapping[str, Any]) -> str:
+    trace = str(details.get("traceback", "")).rstrip("\n")
+    where = _where(details)
+    if not trace:
+        return f"{text}\n\nraised in {where}" if where else text
+    return f"{text}\n\nraised in {where or 'a worker'}, remote traceback:\n{trace}"
+
+
+def _where(details: Mapping[str, Any]) -> str:
+    worker, node = details.get("worker", ""), details.get("node", "")
+    rank, method = details.get("rank", -1), details.get("method", "")
+    text = f"worker {worker}" if worker else ""
+    if rank >= 0:
+        text += f" (rank {rank})" if text else f"rank {rank}"
+    if node:
+        text += f" on {node}" if text else node
+    if method:
+        text += f", method {method}" if text else f"method {method}"
+    return text
