@@ -15,6 +15,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Parameters that belong to the SDK: a bound method takes them for itself.
 RESERVED_PARAMS = ("timeout", "blocking")
 
+#: Names that every Cluster has itself: no registered method may be called so.
+RESERVED_NAMES = frozenset(
+    (
+        "cluster_name",
+        "cp_size",
+        "dp_size",
+        "execute_all",
+        "execute_all_async",
+        "execute_all_sync",
+        "execute_rank_zero",
+        "execute_rank_zero_async",
+        "execute_rank_zero_sync",
+        "initialized",
+        "master_addr",
+        "master_port",
+        "name",
+        "placement_groups",
+        "pp_size",
+        "rank2devices",
+        "rank2worker",
+        "resource_manager",
+        "shutdown",
+        "tp_size",
+        "worker2nodes",
+        "worker2rank",
+        "worker_config",
+        "worker_rank_info",
+        "workers",
+        "world_size",
+    )
+)
+
 
 class Dispatch(str, Enum):
     """How the arguments of a call are cut, and which results come back.
