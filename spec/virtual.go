@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -50,7 +51,7 @@ func ParseVirtual(text string) (Virtual, error) {
 
 func virtualCount(text string, least, most int, what string) (int, error) {
 	n, err := strconv.ParseUint(text, 10, 31)
-	if err != nil && !strings.Contains(err.Error(), "out of range") {
+	if err != nil && !errors.Is(err, strconv.ErrRange) {
 		return 0, fmt.Errorf("%q is not a number of %s", text, what)
 	}
 	if err != nil || int(n) < least || int(n) > most {
