@@ -51,7 +51,6 @@ func FuzzSkip(f *testing.F) {
 func FuzzPayload(f *testing.F) {
 	f.Add(payload([][]byte{ints(1, 2, 3, 4, 5), tupleOf(str("a"), str("b"))}, str("k"), ext(extPerRank, ints(1, 2))), uint8(2))
 	f.Add(payload([][]byte{ext(extBroadcast, ints(1)), future(3, 2)}), uint8(0))
-	f.Add(payload([][]byte{ints(make([]int, denseElements+77)...)}), uint8(9))
 	f.Fuzz(func(t *testing.T, b []byte, parts uint8) {
 		p, err := ParsePayload(b, nil)
 		if err != nil {
