@@ -16,7 +16,7 @@ func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
 	if c == nil {
 		return nil, nil
 	}
-	leg := c.legOf(w)
+	leg := c.LegOf(w)
 	if leg < 0 || c.Legs[leg].Done {
 		return c, nil
 	}
@@ -111,7 +111,7 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 		return
 	}
 	c.State = Answered
-	if err != nil {
+	if err != nil || (c.Split && c.Keep) { // of a Split call the legs hold the values
 		c.Value = &Result{Err: err}
 	}
 	switch {
@@ -176,7 +176,7 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	w.Dead, w.Dying = err, true
 	w.waits = nil
 	for _, c := range append([]*Call(nil), w.out...) {
-		leg := c.legOf(w)
+		leg := c.LegOf(w)
 		about := c.about(err)
 		if c.State == Running && !c.Split {
 			t.answer(c, about)
@@ -198,7 +198,7 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 	for _, w := range cl.Workers {
 		for _, c := range append([]*Call(nil), w.out...) {
 			t.answer(c, err)
-			t.legDone(c, c.legOf(w), Result{Err: err})
+			t.legDone(c, c.LegOf(w), Result{Err: err})
 		}
 	}
 	return t.ops

@@ -65,11 +65,11 @@ func (t *Table) place(c *Call) {
 func (t *Table) need(c *Call, f Future) *spec.Error {
 	dep := t.FindCaller(c.Caller, f.CallerID)
 	switch {
-	case dep == nil:
+	case dep == nil, dep.State == Answered && dep.Value == nil:
 		return spec.Errorf(spec.CodeNotFound,
 			"%s: an argument is the future of a call that the head does not know (any more): get its value and pass that", c.Title())
 	case dep.State == Answered:
-		if dep.Value != nil && dep.Value.Err != nil {
+		if dep.Value.Err != nil {
 			return dep.Value.Err
 		}
 		return nil

@@ -1,6 +1,8 @@
 package call
 
 import (
+	"slices"
+
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -174,8 +176,8 @@ func (t *Table) op(do Do, c *Call, leg int, err *spec.Error) {
 	t.ops = append(t.ops, Op{Do: do, Call: c, Leg: leg, Err: err})
 }
 
-// legOf finds the leg of worker w.
-func (c *Call) legOf(w *Worker) int {
+// LegOf finds the leg of worker w, or -1.
+func (c *Call) LegOf(w *Worker) int {
 	if c.Ranks == nil {
 		if w.Rank < len(c.Legs) && c.Legs[w.Rank].Worker == w {
 			return w.Rank
@@ -188,6 +190,14 @@ func (c *Call) legOf(w *Worker) int {
 		}
 	}
 	return -1
+}
+
+// LegOfRank finds the leg of a rank that takes part.
+func (c *Call) LegOfRank(rank int) int {
+	if c.Ranks == nil {
+		return rank
+	}
+	return slices.Index(c.Ranks, rank)
 }
 
 // forget drops an answered call when nothing of it is left: no leg out, no

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/muster-rl/muster/spec"
 )
@@ -78,8 +79,10 @@ func (c *Conn) Close() error {
 	return c.nc.Close()
 }
 
-// CloseWhenFlushed waits for the background writer, then closes.
+// CloseWhenFlushed waits until the other end has taken what is queued, or for
+// two seconds, then closes.
 func (c *Conn) CloseWhenFlushed() error {
+	_ = c.nc.SetWriteDeadline(time.Now().Add(2 * time.Second))
 	c.Flush()
 	c.mu.Lock()
 	for c.draining && c.err == nil {
@@ -213,6 +216,15 @@ func (c *Conn) Send(h Header, body []byte, bufs [][]byte) {
 // Pending is how many bytes wait to be written.
 func (c *Conn) Pending() int { return int(c.pending.Load()) }
 
+// WaitBelow waits until at most n bytes wait to be written, or writing is over.
+func (c *Conn) WaitBelow(n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.draining && c.err == nil && c.Pending() > n {
+		c.drained.Wait()
+	}
+}
+
 // Err is what ended the writing side, if anything did. A reader learns of the
 // same end by itself, so Flush has no result.
 func (c *Conn) Err() error {
@@ -291,6 +303,9 @@ func (c *Conn) drain() {
 		if err != nil {
 			c.fail(err)
 		}
+		c.mu.Lock()
+		c.drained.Broadcast()
+		c.mu.Unlock()
 	}
 }
 

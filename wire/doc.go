@@ -7,6 +7,6 @@
 // hand because it is the hot path: a call costs tens of microseconds end to
 // end, and a general RPC library costs more than that by itself.
 //
-// It imports nothing of Muster but spec. It never starts a process, reads a
-// clock or decides what a message leads to.
+// It imports nothing of Muster but spec. It never starts a process or decides
+// what a message leads to.
 package wire

@@ -69,6 +69,9 @@ type Frame struct {
 	borrowed bool
 }
 
+// Owned says that nothing of the frame is borrowed.
+func (f *Frame) Owned() bool { return !f.borrowed }
+
 // Keep copies what the frame only borrowed.
 func (f *Frame) Keep() {
 	if !f.borrowed {

@@ -144,6 +144,12 @@ type Progress struct {
 	Final   bool   `msg:"final"`
 }
 
+// Mark (notice mark; also the answer to cluster.stop and shutdown) lets a caller
+// wait on its events connection until it has seen all that came before.
+type Mark struct {
+	Mark uint64 `msg:"mark"`
+}
+
 // --- worker -> head -------------------------------------------------------
 
 // Ready (notice ready) is a worker's first word: it can be called.
@@ -184,7 +190,7 @@ type WorkerSetup struct {
 	MaxConcurrency int        `msg:"max_concurrency"`
 	Cluster        string     `msg:"cluster"`
 	ClusterNumber  uint32     `msg:"cluster_number"`
-	// HeadAddress is where the worker's calls come from: the head's socket, or
+	// CallAddress is where the worker's calls come from: the head's socket, or
 	// the agent's own where it relays (the agent fills that in).
 	CallAddress    string `msg:"call_address"`
 	ControlAddress string `msg:"control_address"` // the agent fills that in

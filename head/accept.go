@@ -1,0 +1,189 @@
+package head
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// peer is what a connection or link turned out to be. handle gets its frames one
+// at a time; gone is called once, after the last of them.
+type peer interface {
+	handle(f *wire.Frame, b *batch) error
+	gone(err error)
+}
+
+// maxBurst bounds how many frames are handled before what they led to is
+// flushed, so that one busy caller does not hold up the first of its own calls.
+const maxBurst = 64
+
+func (h *Head) accept() {
+	defer h.serving.Done()
+	for {
+		nc, err := h.listener.Accept()
+		if err != nil {
+			if !errors.Is(err, os.ErrClosed) {
+				select {
+				case <-h.over:
+				default:
+					h.opts.Log.Error("cannot accept connections", "err", err)
+				}
+			}
+			return
+		}
+		h.serve(wire.NewConn(nc), false)
+	}
+}
+
+// serve reads a connection until it ends. trusted: it was inherited, so it
+// needs no token.
+func (h *Head) serve(c *wire.Conn, trusted bool) {
+	h.mu.Lock()
+	h.conns[c] = true
+	h.serving.Add(1)
+	h.mu.Unlock()
+	go func() {
+		defer h.serving.Done()
+		p, err := h.greet(c, trusted)
+		if err == nil {
+			err = h.read(c, p)
+			p.gone(err)
+		}
+		h.mu.Lock()
+		delete(h.conns, c)
+		h.mu.Unlock()
+		_ = c.Close()
+	}()
+}
+
+// greet answers the hello.
+func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
+	hello, err := wire.ReadHello(c)
+	if err != nil {
+		var told *spec.Error
+		if errors.As(err, &told) {
+			wire.Refuse(c, told)
+		}
+		if trusted {
+			h.end("the owner's connection failed: " + err.Error())
+		}
+		return nil, err
+	}
+	p, welcome, err := h.admit(hello, c, c, trusted)
+	if err != nil {
+		wire.Refuse(c, spec.AsError(err))
+		return nil, err
+	}
+	wire.Accept(c, welcome)
+	if s, ok := p.(starter); ok {
+		s.start()
+	}
+	return p, nil
+}
+
+// starter is a peer that has work to do once it is welcomed.
+type starter interface{ start() }
+
+// read hands a connection's frames to p until it ends, and returns why.
+func (h *Head) read(c *wire.Conn, p peer) error {
+	var b batch
+	for {
+		f, err := c.Read()
+		if err == nil {
+			err = p.handle(&f, &b)
+		}
+		b.frames++
+		if err != nil || b.frames >= maxBurst || !c.Buffered() {
+			b.flush()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// admit checks who says hello and makes the peer for it.
+func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (peer, wire.Welcome, error) {
+	w := wire.Welcome{Session: h.opts.Session, Address: h.address, LogDir: h.opts.LogDir, Pid: os.Getpid()}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.isOver {
+		return nil, w, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
+	}
+	switch hello.Role {
+	case wire.RoleOwner:
+		if !trusted {
+			return nil, w, spec.Errorf(spec.CodeAuth, "only the process that started this head can be its owner")
+		}
+		v, err := parseVirtual(hello.Virtual)
+		if err != nil {
+			return nil, w, err
+		}
+		watch, err := process.NewWatch(hello.Pid)
+		if err != nil {
+			return nil, w, spec.Errorf(spec.CodeProtocol, "the owner cannot be watched: %v", err)
+		}
+		go h.watchOwner(watch, hello.Pid)
+		w.Token = h.token
+		c := h.addCaller(p, conn, nil)
+		c.runtime = hello.Runtime
+		h.owner, h.ownerPid = c, hello.Pid
+		go h.StartNodes(v, hello.Virtual != "", hello.Pid, hello.Runtime)
+		return c, w, nil
+	case wire.RoleController:
+		wk, err := h.checkToken(hello)
+		if err != nil {
+			return nil, w, err
+		}
+		c := h.addCaller(p, conn, wk)
+		c.runtime = hello.Runtime
+		return c, w, nil
+	case wire.RoleEvents:
+		if _, err := h.checkToken(hello); err != nil {
+			return nil, w, err
+		}
+		return &listener{h: h, port: p, conn: conn}, w, nil
+	case wire.RoleWorker:
+		return h.admitWorker(hello, p, w)
+	case wire.RoleAgent:
+		return h.admitAgent(hello, conn, w)
+	}
+	return nil, w, spec.Errorf(spec.CodeProtocol, "unknown role %q", hello.Role)
+}
+
+func parseVirtual(text string) (spec.Virtual, error) {
+	if text == "" {
+		return spec.Virtual{}, nil
+	}
+	return spec.ParseVirtual(text)
+}
+
+// checkToken accepts the session's token, or a worker's own.
+func (h *Head) checkToken(hello wire.Hello) (*worker, error) {
+	if hello.Worker == 0 {
+		if wire.SameToken(hello.Token, h.token) {
+			return nil, nil
+		}
+	} else if wk := h.workers[hello.Worker]; wk != nil && wire.SameToken(hello.Token, wk.token) {
+		return wk, nil
+	}
+	return nil, spec.Errorf(spec.CodeAuth, "the token is not that of this session (%s): a script needs the token file beside the head's socket", h.opts.Session)
+}
+
+func (h *Head) watchOwner(w *process.Watch, pid int) {
+	select {
+	case <-w.Done():
+		h.mu.Lock()
+		if h.owner != nil {
+			h.owner.dead = true
+		}
+		h.mu.Unlock()
+		h.end(fmt.Sprintf("its owner (process %d) is gone", pid))
+	case <-h.over:
+		w.Close()
+	}
+}

@@ -1,0 +1,265 @@
+package head
+
+import (
+	"context"
+	"sync"
+
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// caller is a controller: a script, or a worker that calls others.
+type caller struct {
+	h       *Head
+	number  uint32
+	port    port
+	conn    *wire.Conn // nil for a relayed one
+	worker  *worker    // whose process it is in, nil for scripts
+	runtime spec.Runtime
+	left    bool // its connection has ended
+	dead    bool // its process is known to be gone
+
+	ctx    context.Context // ends with the connection
+	cancel context.CancelFunc
+	busy   sync.WaitGroup // requests being worked on
+
+	answers uint32   // Answer frames sent so far
+	kept    []keeper // results held until acknowledged, oldest first
+	route   route    // reused by its one reader
+}
+
+// keeper is a result that its caller may still pass on as an argument.
+type keeper struct {
+	call *call.Call
+	seq  uint32 // the number of the Answer that carried it
+}
+
+// addCaller registers a controller. Called with mu held.
+func (h *Head) addCaller(p port, conn *wire.Conn, w *worker) *caller {
+	c := &caller{h: h, number: h.numberLocked(), port: p, conn: conn, worker: w}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	h.callers[c.number] = c
+	return c
+}
+
+func (c *caller) handle(f *wire.Frame, b *batch) error {
+	switch f.Kind {
+	case wire.KindCall:
+		return c.call(f, b)
+	case wire.KindRequest:
+		return c.request(f)
+	case wire.KindCancel, wire.KindExpire, wire.KindWait:
+		return c.steer(f, b)
+	}
+	return spec.Errorf(spec.CodeProtocol, "a controller sent a frame of kind %d", f.Kind)
+}
+
+// request works on a Request beside the reader: it may take long.
+func (c *caller) request(f *wire.Frame) error {
+	verb, rest, err := wire.ReadVerb(f.Body)
+	if err != nil {
+		return err
+	}
+	id, body := f.ID, append([]byte(nil), rest...)
+	c.busy.Add(1)
+	go func() {
+		defer c.busy.Done()
+		resp, err := c.serve(verb, body)
+		if err == nil {
+			body, err = resp.MarshalMsg(nil)
+		}
+		if err != nil {
+			c.port.Queue(wire.Header{Kind: wire.KindResponse, Flags: wire.FlagError, ID: id}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
+		} else {
+			c.port.Queue(wire.Header{Kind: wire.KindResponse, ID: id}, nil, body, nil)
+		}
+		c.port.Flush()
+	}()
+	return nil
+}
+
+// serve answers one request.
+func (c *caller) serve(verb string, body []byte) (marshaler, error) {
+	h := c.h
+	switch verb {
+	case "pool.create":
+		var req wire.PoolCreate
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.createPool(c.ctx, c, &req))
+	case "pool.release":
+		var req wire.PoolRelease
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if p := h.pools[req.Pool]; p != nil {
+			p.released = true
+			h.releaseLocked(p)
+		}
+		return &wire.Empty{}, nil
+	case "cluster.create":
+		var req wire.ClusterCreate
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.createCluster(c.ctx, c, &req))
+	case "cluster.describe", "cluster.stop", "cluster.clear":
+		return c.serveCluster(verb, body)
+	case "plan":
+		var req wire.PlanRequest
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.plan(&req))
+	case "shutdown":
+		h.mu.Lock()
+		mark := h.events.markLocked()
+		h.mu.Unlock()
+		// Only who all this is for may end it; others just leave.
+		if c == h.owner || h.owner == nil {
+			go h.end("its owner asked for it")
+		}
+		return &wire.Mark{Mark: mark}, nil
+	}
+	return nil, spec.Errorf(spec.CodeProtocol, "unknown request %q", verb)
+}
+
+func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
+	h := c.h
+	var ref wire.ClusterRef
+	if err := parse(verb, &ref, body); err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	cl := h.clusters[ref.Number]
+	if ref.Number == 0 {
+		cl = h.names[ref.Name]
+	}
+	if cl == nil || (verb == "cluster.describe" && !cl.up) {
+		defer h.mu.Unlock()
+		if verb == "cluster.stop" {
+			return &wire.Mark{Mark: h.events.markLocked()}, nil // gone already
+		}
+		return nil, h.noClusterLocked(ref)
+	}
+	defer h.mu.Unlock()
+	switch verb {
+	case "cluster.describe":
+		return cl.infoLocked(), nil
+	case "cluster.clear":
+		workers := cl.workers
+		h.mu.Unlock()
+		err := h.clear(c.ctx, workers)
+		h.mu.Lock()
+		return &wire.Empty{}, err
+	}
+	h.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), cl.grace()+h.opts.StopWait)
+	err := h.stopCluster(ctx, cl, "it was shut down")
+	cancel()
+	h.mu.Lock()
+	return &wire.Mark{Mark: h.events.markLocked()}, err
+}
+
+func (h *Head) noClusterLocked(ref wire.ClusterRef) error {
+	if ref.Number != 0 {
+		return spec.Errorf(spec.CodeNotFound, "cluster %s is no more: it was shut down, or its controller ended", ref.Name)
+	}
+	var names []string
+	for name := range h.names {
+		names = append(names, name)
+	}
+	if near := spec.NearestName(ref.Name, names); near != "" {
+		return spec.Errorf(spec.CodeNotFound, "there is no cluster %q; did you mean %q?", ref.Name, near)
+	}
+	return spec.Errorf(spec.CodeNotFound, "there is no cluster %q; there are %d others", ref.Name, len(names))
+}
+
+func parse(verb string, m unmarshaler, body []byte) error {
+	if _, err := m.UnmarshalMsg(body); err != nil {
+		return spec.Errorf(spec.CodeProtocol, "the request %s cannot be read: %v", verb, err)
+	}
+	return nil
+}
+
+func orError[T marshaler](m T, err error) (marshaler, error) { return m, err }
+
+// steer takes Cancel, Expire and Wait.
+func (c *caller) steer(f *wire.Frame, b *batch) error {
+	h := c.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if f.Kind == wire.KindWait {
+		if c.worker == nil {
+			return nil // only a wait inside a call can close a cycle
+		}
+		ids, err := readIDs(f.Body)
+		if err != nil {
+			return err
+		}
+		for _, id := range ids {
+			if cl := h.table.FindCaller(c.number, id); cl != nil {
+				h.ordersLocked(h.table.Wait(&c.worker.Worker, cl), b)
+			}
+		}
+		return nil
+	}
+	target := h.table.FindCaller(c.number, f.ID)
+	if target == nil {
+		return nil // answered already
+	}
+	if f.Kind == wire.KindCancel {
+		h.ordersLocked(h.table.Cancel(target), b)
+		h.overdueLater(target)
+		return nil
+	}
+	h.ordersLocked(h.table.Expire(target), b)
+	return nil
+}
+
+// gone: the connection ended, and with it what was only for this caller.
+func (c *caller) gone(err error) {
+	h := c.h
+	c.cancel()
+	var b batch
+	h.mu.Lock()
+	c.left = true
+	h.free.Broadcast()
+	delete(h.callers, c.number)
+	h.ordersLocked(h.table.CallerGone(c.number), &b)
+	isOwner := h.owner == c
+	var mine []*cluster
+	for _, cl := range h.clusters {
+		if cl.owner == c {
+			mine = append(mine, cl)
+		}
+	}
+	for _, p := range h.pools {
+		if p.owner == c {
+			p.released = true
+			h.releaseLocked(p)
+		}
+	}
+	h.mu.Unlock()
+	b.flush()
+	if isOwner {
+		why := "its owner has left"
+		if err != nil {
+			why += " (" + err.Error() + ")"
+		}
+		h.end(why)
+		return
+	}
+	for _, cl := range mine {
+		go func() {
+			c.busy.Wait() // a create may still be under way
+			ctx, cancel := context.WithTimeout(context.Background(), cl.grace()+h.opts.StopWait)
+			defer cancel()
+			_ = h.stopCluster(ctx, cl, "its controller is gone")
+		}()
+	}
+}

@@ -1,0 +1,390 @@
+package head
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/placement"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// cluster is one named group of workers, from its creation to its end.
+type cluster struct {
+	call.Cluster // what calls see
+	spec         spec.Cluster
+	plan         placement.Plan
+	pool         *pool
+	owner        *caller
+	workers      []*worker
+	methods      map[string]*method
+	desc         spec.Description
+	ranks        []spec.RankInfo // the layout in force; replaced, never changed
+	ready        int
+	settled      chan struct{} // closed when all are ready or the first failed
+	failed       *spec.Error
+	up           bool
+	master       placement.Master
+}
+
+// method is a method with what dispatch needs to know of it.
+type method struct {
+	spec.Method
+	mode  dispatch.Mode
+	title string // cluster.method, for people
+}
+
+func (cl *cluster) grace() time.Duration {
+	return time.Duration(cl.spec.GraceSeconds * float64(time.Second))
+}
+
+// createCluster starts a cluster and returns when every worker is ready.
+func (h *Head) createCluster(ctx context.Context, owner *caller, req *wire.ClusterCreate) (*wire.ClusterInfo, error) {
+	cl, err := h.registerCluster(owner, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := h.startCluster(ctx, cl); err != nil {
+		stopCtx, cancel := context.WithTimeout(context.Background(), cl.grace()+h.opts.StopWait)
+		defer cancel()
+		_ = h.stopCluster(stopCtx, cl, "its start failed")
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return cl.infoLocked(), nil
+}
+
+// registerCluster checks, places and names a cluster, all before anything starts.
+func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster, error) {
+	s := req.Spec
+	if s.Runtime.Python == "" {
+		s.Runtime = owner.runtime
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.isOver {
+		return nil, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
+	}
+	p := h.pools[req.Pool]
+	if p == nil {
+		return nil, spec.Errorf(spec.CodeNotFound, "cluster %s: its resource manager (pool %d) was released already", s.Name, req.Pool)
+	}
+	if other := h.names[s.Name]; other != nil {
+		return nil, spec.Errorf(spec.CodeInvalid, "there is a live cluster named %q already, of %d workers: shut it down first, or use another name", s.Name, len(other.workers))
+	}
+	plan, err := placement.Place(p.Pool, s)
+	if err != nil {
+		return nil, err
+	}
+	s = plan.Cluster // as it was checked, with what follows from it
+	cl := &cluster{spec: s, plan: plan, pool: p, owner: owner, settled: make(chan struct{})}
+	cl.Number, cl.Name = h.numberLocked(), s.Name
+	if err := h.checkFilesLocked(cl); err != nil {
+		return nil, err
+	}
+	for _, place := range plan.Workers {
+		n := h.nodes[p.Nodes[place.Node].Index]
+		if n.lost != nil {
+			return nil, n.lost
+		}
+		w := &worker{h: h, cluster: cl, node: n, place: place, state: "starting"}
+		w.Worker = call.Worker{Number: h.numberLocked(), Rank: place.Rank, Name: place.Name, Node: n.name, Cluster: &cl.Cluster}
+		w.token = h.tokenFor("worker " + strconv.Itoa(int(w.Number)))
+		h.workers[w.Number] = w
+		cl.workers = append(cl.workers, w)
+		cl.Workers = append(cl.Workers, &w.Worker)
+		cl.ranks = append(cl.ranks, place.Info)
+	}
+	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
+	p.clusters++
+	return cl, nil
+}
+
+// checkFilesLocked refuses what the head's own open files cannot carry: a call
+// connection a worker, and one more where it calls others.
+func (h *Head) checkFilesLocked(cl *cluster) error {
+	limit := openFiles()
+	need := uint64(len(h.workers)+len(cl.plan.Workers))*2 + 64 //nolint:gosec // counts
+	if limit > 0 && need > limit {
+		return spec.Errorf(spec.CodeLimit, "cluster %s: %d workers need up to %d open files, the limit is %d: raise it (ulimit -n %d) and start again",
+			cl.Name, len(h.workers)+len(cl.plan.Workers), need, limit, need)
+	}
+	return nil
+}
+
+// startCluster has the agents start the workers and waits for them.
+func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
+	timeout := time.Duration(cl.spec.StartupSeconds * float64(time.Second))
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	h.tell(cl, "starting workers", false)
+	if err := h.holdMaster(ctx, cl); err != nil {
+		return err
+	}
+	starts := map[*node]*wire.Start{}
+	for _, w := range cl.workers {
+		s := starts[w.node]
+		if s == nil {
+			s = h.startOf(cl, w.node)
+			starts[w.node] = s
+		}
+		env := cl.plan.Env(w.Rank, cl.master)
+		s.Workers = append(s.Workers, wire.WorkerStart{
+			Number: w.Number, Rank: w.Rank, Name: w.Name, Token: w.token, Env: env, Info: w.place.Info,
+		})
+	}
+	var all sync.WaitGroup
+	for n, s := range starts {
+		all.Go(func() {
+			if err := n.ask(ctx, "start", s, &wire.Started{}); err != nil && ctx.Err() == nil {
+				h.mu.Lock()
+				e := *spec.AsError(err)
+				e.Cluster = cl.Name
+				if e.Node == "" {
+					e.Node = n.name
+				}
+				cl.failLocked(&e)
+				h.mu.Unlock()
+			}
+		})
+	}
+	defer all.Wait()
+	select {
+	case <-cl.settled:
+	case <-ctx.Done():
+		cancel()
+		return h.startTimeout(cl, timeout, ctx)
+	}
+	h.mu.Lock()
+	failed := cl.failed
+	cl.up = failed == nil
+	h.mu.Unlock()
+	h.tell(cl, "ready", true)
+	if failed != nil {
+		cancel()
+		return failed
+	}
+	return nil
+}
+
+// startTimeout words a start that took too long, with what the late ones do.
+func (h *Head) startTimeout(cl *cluster, timeout time.Duration, ctx context.Context) error {
+	h.tell(cl, "not ready in time", true)
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return spec.Errorf(spec.CodeCancelled, "cluster %s: its start was given up: %v", cl.Name, context.Cause(ctx))
+	}
+	h.mu.Lock()
+	var late []*worker
+	for _, w := range cl.workers {
+		if w.state == "starting" {
+			late = append(late, w)
+		}
+	}
+	h.mu.Unlock()
+	stacks := h.stacksOf(late)
+	e := spec.Errorf(spec.CodeStartup, "cluster %s: %d of %d workers were not ready after %v (startup_timeout)", cl.Name, len(late), len(cl.workers), timeout)
+	e.Cluster, e.Stacks = cl.Name, stacks
+	return e
+}
+
+// holdMaster has a port held on rank 0's node for the workers' own rendezvous.
+func (h *Head) holdMaster(ctx context.Context, cl *cluster) error {
+	first := cl.workers[0].node
+	var ports wire.Ports
+	if err := first.ask(ctx, "hold_ports", &wire.HoldPorts{Cluster: cl.Number, Count: 1}, &ports); err != nil {
+		return fmt.Errorf("cluster %s: no port could be held on %s: %w", cl.Name, first.name, err)
+	}
+	if len(ports.Ports) != 1 {
+		return spec.Errorf(spec.CodeProtocol, "the agent of %s held %d ports instead of 1", first.name, len(ports.Ports))
+	}
+	h.mu.Lock()
+	cl.master = placement.Master{Addr: first.info.Address, Port: ports.Ports[0]}
+	h.mu.Unlock()
+	return nil
+}
+
+func (h *Head) startOf(cl *cluster, n *node) *wire.Start {
+	s := &cl.spec
+	return &wire.Start{
+		Cluster: s.Name, Number: cl.Number, Start: s.Start, Runtime: s.Runtime,
+		Setup: wire.WorkerSetup{
+			Class: s.Class, Main: s.Runtime.Main, Config: s.Config, Pickle: s.Pickle,
+			MaxConcurrency: s.MaxConcurrency, Cluster: s.Name, ClusterNumber: cl.Number,
+			CallAddress: h.address, Node: n.name, LogDir: h.opts.LogDir,
+		},
+	}
+}
+
+// readyLocked: a worker can be called.
+func (h *Head) readyLocked(w *worker, r wire.Ready) {
+	cl := w.cluster
+	if w.state != "starting" {
+		return
+	}
+	w.state = "ready"
+	w.Serial = r.Description.Serial
+	if cl.methods == nil {
+		if err := cl.describe(r.Description); err != nil {
+			cl.failLocked(err)
+			return
+		}
+	}
+	if r.Info != nil {
+		cl.reportLocked(w.Rank, *r.Info)
+	}
+	cl.ready++
+	if cl.ready < len(cl.workers) {
+		if step := max(1, len(cl.workers)/16); cl.ready%step == 0 {
+			h.progressLocked(cl.progress("starting workers", false))
+		}
+		return
+	}
+	if err := cl.checkReport(); err != nil {
+		cl.failLocked(err)
+		return
+	}
+	if cl.failed == nil {
+		cl.settle()
+	}
+}
+
+// failLocked records the first cause of why a cluster cannot be started.
+func (cl *cluster) failLocked(e *spec.Error) {
+	if cl.failed == nil && !cl.up {
+		cl.failed = e
+		cl.settle()
+	}
+}
+
+func (cl *cluster) settle() {
+	select {
+	case <-cl.settled:
+	default:
+		close(cl.settled)
+	}
+}
+
+// describe keeps what the class offers.
+func (cl *cluster) describe(d spec.Description) *spec.Error {
+	cl.desc = d
+	cl.methods = make(map[string]*method, len(d.Methods))
+	for _, m := range d.Methods {
+		mode, ok := dispatch.Lookup(m.Dispatch)
+		if m.Registered && !ok {
+			return spec.Errorf(spec.CodeInvalid, "%s.%s is registered with an unknown mode %q: there are %s", cl.Name, m.Name, m.Dispatch, strings.Join(dispatch.Names(), ", "))
+		}
+		cl.methods[m.Name] = &method{Method: m, mode: mode, title: cl.Name + "." + m.Name}
+	}
+	return nil
+}
+
+// goneLocked ends a cluster's part in calls.
+func (h *Head) goneLocked(cl *cluster, why string) {
+	var b batch
+	for _, w := range cl.workers {
+		if w.state != "dead" {
+			w.state = "stopping"
+		}
+	}
+	e := spec.Errorf(spec.CodeWorkerDied, "cluster %s is no more: %s", cl.Name, why)
+	e.Cluster = cl.Name
+	cl.failLocked(e)
+	h.ordersLocked(h.table.ClusterGone(&cl.Cluster, e), &b)
+	b.flush()
+}
+
+// stopCluster ends every process of a cluster and gives back what it held.
+func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
+	h.mu.Lock()
+	if h.clusters[cl.Number] != cl {
+		h.mu.Unlock()
+		return nil
+	}
+	h.goneLocked(cl, why)
+	byNode := map[*node][]uint32{}
+	for _, w := range cl.workers {
+		byNode[w.node] = append(byNode[w.node], w.Number)
+	}
+	h.mu.Unlock()
+
+	var all sync.WaitGroup
+	for n, numbers := range byNode {
+		all.Go(func() {
+			// A node that is lost has nothing left to stop.
+			_ = n.ask(ctx, "stop", &wire.Stop{Workers: numbers, GraceSeconds: cl.spec.GraceSeconds, Why: why}, &wire.Empty{})
+			_ = n.ask(ctx, "release_ports", &wire.HoldPorts{Cluster: cl.Number}, &wire.Empty{})
+		})
+	}
+	all.Wait()
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.clusters[cl.Number] != cl {
+		return nil
+	}
+	delete(h.clusters, cl.Number)
+	if h.names[cl.Name] == cl {
+		delete(h.names, cl.Name)
+	}
+	for _, w := range cl.workers {
+		delete(h.workers, w.Number)
+	}
+	cl.pool.clusters--
+	h.releaseLocked(cl.pool)
+	if err := ctx.Err(); err != nil {
+		return spec.Errorf(spec.CodeTimeout, "cluster %s: not all of it was gone in time: %v", cl.Name, err)
+	}
+	return nil
+}
+
+// infoLocked describes the cluster as it is now.
+func (cl *cluster) infoLocked() *wire.ClusterInfo {
+	info := &wire.ClusterInfo{
+		Number: cl.Number, Name: cl.Name, Pool: cl.pool.ID,
+		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port,
+		Ranks: cl.ranks, Description: cl.desc,
+	}
+	for _, w := range cl.workers {
+		wi := workerInfo(&w.place)
+		wi.Number, wi.Address, wi.Pid, wi.State = w.Number, w.node.info.Address, w.pid, w.state
+		wi.LogFile = filepath.Join(w.h.opts.LogDir, cl.Name, w.Name+".log")
+		info.Workers = append(info.Workers, wi)
+	}
+	return info
+}
+
+func workerInfo(p *placement.Worker) wire.WorkerInfo {
+	wi := wire.WorkerInfo{Rank: p.Rank, Name: p.Name, Node: p.Node, NodeName: p.NodeName}
+	for _, d := range p.Devices {
+		wi.Devices = append(wi.Devices, wire.DeviceAt{Node: d.Node, Device: d.Device, Global: d.Global})
+	}
+	return wi
+}
+
+func (cl *cluster) progress(doing string, final bool) wire.Progress {
+	p := wire.Progress{Subject: "cluster " + cl.Name, Doing: doing, Done: cl.ready, Total: len(cl.workers), Final: final}
+	if !final && cl.ready < len(cl.workers) {
+		for _, w := range cl.workers {
+			if w.state == "starting" {
+				p.Waiting = w.Name
+				break
+			}
+		}
+	}
+	return p
+}
+
+func (h *Head) tell(cl *cluster, doing string, final bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.progressLocked(cl.progress(doing, final))
+}

@@ -1,0 +1,21 @@
+// Package head is the one process that knows nodes, pools, clusters and calls.
+// It carries out what the pure packages decide: placement says who sits where,
+// dispatch who gets what, call what is sent and answered when.
+//
+//	head.go      the Head: its options, its start and its end
+//	accept.go    connections: hello, roles, the loop that reads frames
+//	link.go      ports: a connection of its own, or a link through an agent
+//	caller.go    controllers: requests, calls, futures, back-pressure
+//	route.go     the bytes of a call: its route, its legs, its joined answer
+//	calls.go     the orders of package call, carried out
+//	worker.go    workers: ready, failed, results, ends
+//	cluster.go   clusters: start, describe, stop
+//	layout.go    rank layouts, as asked for and as reported
+//	node.go      agents: launch, join, loss
+//	pool.go      pools and plans
+//	events.go    log lines and progress for whoever listens
+//
+// One lock, Head.mu, guards all state. Nothing blocks while it is held: frames
+// are queued under it (that is what gives every rank the same order) and flushed
+// after it.
+package head

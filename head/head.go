@@ -1,0 +1,220 @@
+package head
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// Options say how a head runs. The zero value of a duration means its default.
+type Options struct {
+	// Dir is for sockets; the head makes it and removes it at its end.
+	Dir string
+	// LogDir is for workers' logs, which stay.
+	LogDir  string
+	Session string
+	// Backend gives the nodes for a virtual shape ("" for real devices). It is
+	// asked once, when the owner (or the start of a standalone head) says which.
+	Backend func(spec.Virtual, bool) (backend.Backend, error)
+	Log     *slog.Logger
+
+	CancelGrace time.Duration // cancel to "still in C"; 5 s
+	ExitWait    time.Duration // a worker's connection ended, its exit is not told; 5 s
+	StopWait    time.Duration // on top of the workers' grace; 10 s
+}
+
+func (o *Options) defaults() {
+	if o.CancelGrace == 0 {
+		o.CancelGrace = 5 * time.Second
+	}
+	if o.ExitWait == 0 {
+		o.ExitWait = 5 * time.Second
+	}
+	if o.StopWait == 0 {
+		o.StopWait = 10 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+}
+
+// Head is a running head.
+type Head struct {
+	opts     Options
+	address  string
+	token    string
+	secret   []byte
+	listener net.Listener
+
+	mu         sync.Mutex
+	table      *call.Table
+	nodes      []*node
+	nodesKnown bool
+	backendErr error
+	pools      map[int]*pool
+	nextPool   int
+	clusters   map[uint32]*cluster
+	names      map[string]*cluster
+	nextNumber uint32 // of clusters, workers and callers alike
+	workers    map[uint32]*worker
+	callers    map[uint32]*caller
+	changed    chan struct{} // closed and made anew when a node's state changed
+	events     events
+	throttled  int // callers that wait for calls in flight to end
+	free       *sync.Cond
+
+	owner    *caller
+	ownerPid int
+	virtual  spec.Virtual
+	isOver   bool
+	over     chan struct{} // closed when the head should end
+	overWhy  string
+	serving  sync.WaitGroup
+	conns    map[*wire.Conn]bool
+}
+
+// New makes a head that listens in opts.Dir.
+func New(opts Options) (*Head, error) {
+	opts.defaults()
+	h := &Head{
+		opts: opts, table: call.NewTable(),
+		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{},
+		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
+		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
+	}
+	h.free = sync.NewCond(&h.mu)
+	secret := make([]byte, 32)
+	if _, err := rand.Read(secret); err != nil {
+		return nil, fmt.Errorf("no randomness for tokens: %w", err)
+	}
+	h.secret = secret
+	h.token = h.tokenFor("session")
+	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("cannot make the folder for sockets: %w", err)
+	}
+	h.address = filepath.Join(opts.Dir, "head.sock")
+	listener, err := net.Listen("unix", h.address)
+	if err != nil {
+		return nil, fmt.Errorf("cannot listen on %s: %w", h.address, err)
+	}
+	h.listener = listener
+	if err := errors.Join(
+		os.Chmod(h.address, 0o600),
+		os.WriteFile(filepath.Join(opts.Dir, "token"), []byte(h.token), 0o600),
+	); err != nil {
+		_ = listener.Close()
+		return nil, fmt.Errorf("cannot set up the folder for sockets: %w", err)
+	}
+	return h, nil
+}
+
+// Address is the unix socket that the head listens on.
+func (h *Head) Address() string { return h.address }
+
+// Token is what controllers of this session prove themselves with.
+func (h *Head) Token() string { return h.token }
+
+// tokenFor derives the token of one role or worker from the head's secret, so
+// that none needs to be stored and each opens only its own door.
+func (h *Head) tokenFor(who string) string {
+	mac := hmac.New(sha256.New, h.secret)
+	mac.Write([]byte(who))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// Run serves until ctx ends, the owner is gone or someone asks for the end, and
+// then takes everything down. owner, where not nil, is the connection of the
+// process that all this is for. Run returns nil after an orderly end.
+func (h *Head) Run(ctx context.Context, owner net.Conn) error {
+	h.serving.Add(1)
+	go h.accept()
+	if owner != nil {
+		h.serve(wire.NewConn(owner), true)
+	}
+	select {
+	case <-ctx.Done():
+		h.end(context.Cause(ctx).Error())
+	case <-h.over:
+	}
+	h.opts.Log.Info("ending", "why", h.overWhy)
+	err := h.takeDown()
+	_ = h.listener.Close()
+	h.mu.Lock()
+	open := make([]*wire.Conn, 0, len(h.conns))
+	for c := range h.conns {
+		open = append(open, c)
+	}
+	h.mu.Unlock()
+	for _, c := range open {
+		_ = c.CloseWhenFlushed()
+	}
+	h.serving.Wait()
+	return errors.Join(err, os.RemoveAll(h.opts.Dir))
+}
+
+// end asks for the end of the head, once.
+func (h *Head) end(why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.isOver {
+		h.isOver, h.overWhy = true, why
+		close(h.over)
+	}
+}
+
+// takeDown stops clusters, then agents.
+func (h *Head) takeDown() error {
+	h.mu.Lock()
+	grace := time.Duration(0)
+	for _, cl := range h.clusters {
+		grace = max(grace, cl.grace())
+		h.goneLocked(cl, "the head is ending: "+h.overWhy)
+	}
+	if h.ownerLostLocked() {
+		grace = min(grace, 2*time.Second) // nobody waits for a polite end
+	}
+	nodes := append([]*node(nil), h.nodes...)
+	h.mu.Unlock()
+
+	ctx, cancel := context.WithTimeout(context.Background(), grace+h.opts.StopWait)
+	defer cancel()
+	var all sync.WaitGroup
+	errs := make([]error, len(nodes))
+	for i, n := range nodes {
+		all.Go(func() { errs[i] = n.stop(ctx, grace, h.overWhy) })
+	}
+	all.Wait()
+	h.mu.Lock()
+	h.events.closeLocked()
+	h.mu.Unlock()
+	return errors.Join(errs...)
+}
+
+// ownerLostLocked says that the end came from the owner's end, not its wish.
+func (h *Head) ownerLostLocked() bool { return h.owner != nil && h.owner.dead }
+
+// announceLocked wakes whoever waits for nodes to change.
+func (h *Head) announceLocked() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+func (h *Head) numberLocked() uint32 {
+	h.nextNumber++
+	return h.nextNumber
+}

@@ -1,0 +1,81 @@
+package head
+
+import (
+	"encoding/binary"
+
+	"github.com/muster-rl/muster/wire"
+)
+
+// port is where frames for one worker, controller or listener go: a connection
+// of its own, or a link through an agent.
+type port interface {
+	Queue(h wire.Header, prefix, body []byte, bufs [][]byte)
+	Flush()
+	Pending() int
+	Close() error
+}
+
+// link is a connection that an agent relays.
+type link struct {
+	conn *wire.Conn // the agent's
+	peer uint32
+}
+
+func (l *link) Queue(h wire.Header, prefix, body []byte, bufs [][]byte) {
+	h.Peer = l.peer
+	l.conn.Queue(h, prefix, body, bufs)
+}
+func (l *link) Flush()       { l.conn.Flush() }
+func (l *link) Pending() int { return l.conn.Pending() }
+
+func (l *link) Close() error {
+	l.conn.Send(wire.Header{Kind: wire.KindClose, Peer: l.peer}, []byte{0xc0}, nil)
+	return nil
+}
+
+// batch collects the ports that frames were queued on, to flush each once.
+type batch struct {
+	ports  []port
+	frames int
+	// scratch is for bodies that are built and copied at once.
+	scratch []byte
+}
+
+func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs [][]byte) {
+	p.Queue(h, prefix, body, bufs)
+	b.touch(p)
+}
+
+func (b *batch) touch(p port) {
+	if n := len(b.ports); n > 0 && b.ports[n-1] == p {
+		return
+	}
+	b.ports = append(b.ports, p)
+}
+
+func (b *batch) flush() {
+	for i, p := range b.ports {
+		p.Flush()
+		b.ports[i] = nil
+	}
+	b.ports, b.frames = b.ports[:0], 0
+}
+
+// fanout sends one frame to many links of one agent: the body crosses the
+// agent's connection once.
+func fanout(conn *wire.Conn, peers []uint32, h wire.Header, prefix, body []byte, bufs [][]byte) {
+	list := make([]byte, 0, 5+5*len(peers))
+	list = append(list, 0xdd)
+	list = binary.BigEndian.AppendUint32(list, uint32(len(peers))) //nolint:gosec // one per worker
+	for _, p := range peers {
+		list = binary.BigEndian.AppendUint32(append(list, 0xce), p)
+	}
+	size := wire.Size(prefix, body, bufs)
+	frame := make([]byte, 0, size+32)
+	frame = wire.AppendHeader(frame, h, size, bufs)
+	frame = append(append(frame, prefix...), body...)
+	for _, b := range bufs {
+		frame = append(frame, b...)
+	}
+	conn.Queue(wire.Header{Kind: wire.KindFanout}, list, nil, [][]byte{frame})
+}

@@ -1,0 +1,278 @@
+package head
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// node is one agent, from its launch to its end.
+type node struct {
+	h     *Head
+	index int
+	name  string
+	info  spec.Node
+	agent backend.Agent
+	conn  *wire.Conn
+	asker *wire.Asker
+	links map[uint32]peer // relayed connections, by link
+	ready bool
+	lost  *spec.Error // why it is no use any more
+}
+
+// StartNodes launches the agents of all nodes the backend has. It returns when
+// they are launched, not when they have joined.
+func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Runtime) {
+	b, err := h.opts.Backend(v, virtual)
+	var names []string
+	if err == nil {
+		names, err = b.Nodes(context.Background())
+	}
+	h.mu.Lock()
+	h.virtual, h.nodesKnown = v, true
+	if err != nil {
+		h.backendErr = fmt.Errorf("cannot find nodes: %w", err)
+	}
+	for i, name := range names {
+		h.nodes = append(h.nodes, &node{h: h, index: i, name: name, links: map[uint32]peer{}})
+	}
+	nodes := append([]*node(nil), h.nodes...)
+	h.announceLocked()
+	over := h.isOver
+	h.mu.Unlock()
+	if over {
+		return
+	}
+	for _, n := range nodes {
+		n.info.Index = n.index
+		devices := -1
+		if virtual {
+			devices = v.Devices
+		}
+		agent, err := b.Launch(context.Background(), backend.Join{
+			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
+			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
+		})
+		if err != nil {
+			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s could not be started: %v", n.name, err))
+			continue
+		}
+		h.mu.Lock()
+		n.agent = agent
+		h.mu.Unlock()
+		go n.watch(agent)
+	}
+	_ = warm
+}
+
+// watch waits for the agent's end, however it comes.
+func (n *node) watch(agent backend.Agent) {
+	<-agent.Done()
+	why := "it ended"
+	if err := agent.Err(); err != nil {
+		why = err.Error()
+	}
+	n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s is gone: %s. Its workers went with it", n.name, why))
+}
+
+// admitAgent lets the agent of a node in.
+func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (peer, wire.Welcome, error) {
+	if hello.Node == nil || conn == nil {
+		return nil, w, spec.Errorf(spec.CodeProtocol, "an agent must say which node it is, on a connection of its own")
+	}
+	i := hello.Node.Index
+	if i < 0 || i >= len(h.nodes) || !wire.SameToken(hello.Token, h.tokenFor("agent "+strconv.Itoa(i))) {
+		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of the agent of node %d", i)
+	}
+	n := h.nodes[i]
+	if n.conn != nil || n.lost != nil {
+		return nil, w, spec.Errorf(spec.CodeInvalid, "the agent of %s has joined already", n.name)
+	}
+	n.info = *hello.Node
+	n.conn, n.asker = conn, wire.NewAsker(conn)
+	return n, w, nil
+}
+
+func (n *node) start() {
+	n.h.mu.Lock()
+	n.ready = true
+	var warm *spec.Runtime
+	if o := n.h.owner; o != nil && o.runtime.Python != "" {
+		warm = &o.runtime
+	}
+	n.h.announceLocked()
+	n.h.mu.Unlock()
+	if warm != nil {
+		go func() { // a zygote that is up before it is asked for; its failure shows at its use
+			_ = n.asker.Ask(context.Background(), "warm", &wire.Warm{Runtime: *warm}, &wire.Empty{})
+		}()
+	}
+}
+
+func (n *node) handle(f *wire.Frame, b *batch) error {
+	switch {
+	case f.Kind == wire.KindOpen:
+		n.open(f)
+		return nil
+	case f.Peer != 0:
+		n.relayed(f, b)
+		return nil
+	case n.asker.Deliver(*f):
+		return nil
+	case f.Kind != wire.KindNotice:
+		return spec.Errorf(spec.CodeProtocol, "an agent sent a frame of kind %d", f.Kind)
+	}
+	verb, rest, err := wire.ReadVerb(f.Body)
+	if err != nil {
+		return err
+	}
+	switch verb {
+	case "log":
+		f.Keep()
+		n.h.mu.Lock()
+		n.h.events.noticeLocked(f.Body)
+		n.h.mu.Unlock()
+	case "exited":
+		var e wire.Exited
+		if _, err := e.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "a notice of an exit that cannot be read: %v", err)
+		}
+		n.h.exited(n, e)
+	default:
+		n.h.opts.Log.Warn("unknown notice", "node", n.name, "verb", verb)
+	}
+	return nil
+}
+
+// open takes a connection that the agent relays.
+func (n *node) open(f *wire.Frame) {
+	p := &link{conn: n.conn, peer: f.Peer}
+	hello, err := wire.ParseHello(f.Body)
+	var who peer
+	var welcome wire.Welcome
+	if err == nil {
+		who, welcome, err = n.h.admit(hello, p, nil, false)
+	}
+	if err != nil {
+		p.Queue(wire.Header{Kind: wire.KindWelcome, Flags: wire.FlagError}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
+		_ = p.Close()
+		return
+	}
+	n.h.mu.Lock()
+	n.links[f.Peer] = who
+	n.h.mu.Unlock()
+	welcome.Version, welcome.Release = wire.Version, wire.Release
+	body, _ := welcome.MarshalMsg(nil) // no field of a Welcome can fail to encode
+	p.Queue(wire.Header{Kind: wire.KindWelcome}, nil, body, nil)
+	p.Flush()
+	if s, ok := who.(starter); ok {
+		s.start()
+	}
+}
+
+// relayed hands a link's frame to its peer. An error ends the link alone.
+func (n *node) relayed(f *wire.Frame, b *batch) {
+	n.h.mu.Lock()
+	who := n.links[f.Peer]
+	n.h.mu.Unlock()
+	if who == nil {
+		return
+	}
+	var err error
+	if f.Kind != wire.KindClose {
+		if err = who.handle(f, b); err == nil {
+			return
+		}
+		_ = (&link{conn: n.conn, peer: f.Peer}).Close()
+	}
+	n.h.mu.Lock()
+	delete(n.links, f.Peer)
+	n.h.mu.Unlock()
+	who.gone(err)
+}
+
+func (n *node) gone(err error) {
+	n.asker.Fail(spec.Errorf(spec.CodeNodeLost, "the agent of %s is gone", n.name))
+	n.h.mu.Lock()
+	links := n.links
+	n.links = map[uint32]peer{}
+	agent := n.agent
+	n.h.mu.Unlock()
+	for _, who := range links {
+		who.gone(err)
+	}
+	if agent == nil {
+		return
+	}
+	// The agent's process tells more of its end than its connection does.
+	select {
+	case <-agent.Done():
+	case <-time.After(n.h.opts.ExitWait):
+		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended: %v", n.name, err))
+		agent.Kill()
+	}
+}
+
+// lose takes a node out of use and ends its workers' part in calls.
+func (n *node) lose(why *spec.Error) {
+	h := n.h
+	var b batch
+	h.mu.Lock()
+	if n.lost == nil {
+		n.lost, n.ready = why, false
+		why.Node = n.name
+		for _, w := range h.workers {
+			if w.node == n {
+				h.lostLocked(w, why, &b)
+			}
+		}
+		h.announceLocked()
+	}
+	h.mu.Unlock()
+	b.flush()
+}
+
+// stop has the agent end everything and then itself.
+func (n *node) stop(ctx context.Context, grace time.Duration, why string) error {
+	n.h.mu.Lock()
+	agent, asker, conn := n.agent, n.asker, n.conn
+	n.h.mu.Unlock()
+	if agent == nil {
+		return nil
+	}
+	if asker != nil {
+		// Its answer means that all output is here. Without an answer the agent
+		// still ends when its connection does.
+		_ = asker.Ask(ctx, "stop", &wire.Stop{Workers: []uint32{}, All: true, GraceSeconds: grace.Seconds(), Why: why}, &wire.Empty{})
+		_ = conn.CloseWhenFlushed()
+	} else {
+		agent.Kill()
+	}
+	select {
+	case <-agent.Done():
+		return nil
+	case <-ctx.Done():
+		agent.Kill()
+		<-agent.Done()
+		return fmt.Errorf("the agent of %s did not end by itself", n.name)
+	}
+}
+
+// ask sends a request to the agent of n, if there is one.
+func (n *node) ask(ctx context.Context, verb string, req marshaler, resp unmarshaler) error {
+	n.h.mu.Lock()
+	asker, lost := n.asker, n.lost
+	n.h.mu.Unlock()
+	if lost != nil {
+		return lost
+	}
+	if asker == nil {
+		return spec.Errorf(spec.CodeNodeLost, "the agent of %s has not joined", n.name)
+	}
+	return asker.Ask(ctx, verb, req, resp)
+}

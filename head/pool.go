@@ -1,0 +1,168 @@
+package head
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-rl/muster/placement"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// pool is a reservation.
+type pool struct {
+	spec.Pool
+	owner    *caller
+	clusters int  // that use it
+	released bool // its owner let go
+}
+
+// createPool waits for the nodes to have joined and reserves, or says what is
+// missing.
+func (h *Head) createPool(ctx context.Context, owner *caller, req *wire.PoolCreate) (*spec.Pool, error) {
+	if req.Nodes < 1 || req.PerNode < 0 {
+		return nil, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
+	}
+	timeout := time.Duration(req.Timeout * float64(time.Second))
+	if timeout <= 0 {
+		timeout = 30 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for told := false; ; {
+		h.mu.Lock()
+		waiting := h.joiningLocked()
+		if waiting == "" {
+			p, err := h.reserveLocked(owner, req)
+			if told {
+				h.progressLocked(wire.Progress{Subject: "pool", Doing: "nodes have joined", Done: len(h.nodes), Total: len(h.nodes), Final: true})
+			}
+			h.mu.Unlock()
+			return p, err
+		}
+		changed := h.changed
+		if len(h.nodes) > 0 {
+			h.progressLocked(wire.Progress{Subject: "pool", Doing: "waiting for nodes", Done: h.joinedLocked(), Total: len(h.nodes), Waiting: waiting})
+			told = true
+		}
+		h.mu.Unlock()
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, spec.Errorf(spec.CodeResources, "after %v still waiting for %s", timeout, waiting)
+		}
+	}
+}
+
+// joiningLocked names what is waited for before pools can be made, if anything.
+func (h *Head) joiningLocked() string {
+	if !h.nodesKnown {
+		return "the list of nodes"
+	}
+	for _, n := range h.nodes {
+		if !n.ready && n.lost == nil {
+			return "the agent of " + n.name
+		}
+	}
+	return ""
+}
+
+func (h *Head) joinedLocked() int {
+	joined := 0
+	for _, n := range h.nodes {
+		if n.ready {
+			joined++
+		}
+	}
+	return joined
+}
+
+func (h *Head) reserveLocked(owner *caller, req *wire.PoolCreate) (*spec.Pool, error) {
+	if h.backendErr != nil {
+		return nil, spec.Errorf(spec.CodeResources, "%v", h.backendErr)
+	}
+	var nodes []spec.Node
+	var lost *spec.Error
+	for _, n := range h.nodes {
+		if n.ready {
+			nodes = append(nodes, n.info)
+		} else if lost == nil {
+			lost = n.lost
+		}
+	}
+	if len(nodes) == 0 && lost != nil {
+		return nil, lost
+	}
+	held := make([]placement.Held, 0, len(h.pools))
+	for _, p := range h.pools {
+		held = append(held, placement.Held{Pool: p.Pool, By: h.usersLocked(p)})
+	}
+	slices.SortFunc(held, func(a, b placement.Held) int { return a.Pool.ID - b.Pool.ID })
+	got, err := placement.Reserve(nodes, held, req.PerNode, req.Nodes)
+	if err != nil {
+		return nil, err
+	}
+	h.nextPool++
+	got.ID = h.nextPool
+	h.pools[got.ID] = &pool{Pool: got, owner: owner}
+	return &got, nil
+}
+
+// usersLocked names the clusters that use a pool.
+func (h *Head) usersLocked(p *pool) string {
+	var names []string
+	for _, cl := range h.clusters {
+		if cl.pool == p {
+			names = append(names, cl.Name)
+		}
+	}
+	slices.Sort(names)
+	return strings.Join(names, ", ")
+}
+
+// releaseLocked gives a pool back once its owner let go and no cluster uses it.
+func (h *Head) releaseLocked(p *pool) {
+	if p.released && p.clusters == 0 {
+		delete(h.pools, p.ID)
+	}
+}
+
+// plan says who would sit where, without starting anything.
+func (h *Head) plan(req *wire.PlanRequest) (*wire.PlanAnswer, error) {
+	h.mu.Lock()
+	p := h.pools[req.Pool]
+	h.mu.Unlock()
+	if p == nil {
+		return nil, spec.Errorf(spec.CodeNotFound, "there is no pool %d (any more)", req.Pool)
+	}
+	a := &wire.PlanAnswer{Pool: p.Pool}
+	var plans []placement.Plan
+	for _, s := range req.Clusters {
+		pl, err := placement.Place(p.Pool, s)
+		if err != nil {
+			return nil, err
+		}
+		info := wire.ClusterInfo{Name: s.Name, Pool: p.ID}
+		for _, w := range pl.Workers {
+			info.Workers = append(info.Workers, workerInfo(&w))
+			info.Ranks = append(info.Ranks, w.Info)
+		}
+		a.Clusters = append(a.Clusters, info)
+		plans = append(plans, pl)
+	}
+	a.Text = placement.Draw(p.Pool, plans)
+	return a, nil
+}
+
+// openFiles is how many files this process may open; 0 if it cannot be told.
+func openFiles() uint64 {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return 0
+	}
+	return r.Cur
+}

@@ -1,0 +1,177 @@
+package head
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/placement"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+type (
+	marshaler   = msgp.Marshaler
+	unmarshaler = msgp.Unmarshaler
+)
+
+// worker is one rank's process as the head knows it.
+type worker struct {
+	call.Worker // what calls see
+	h           *Head
+	cluster     *cluster
+	node        *node
+	place       placement.Worker
+	token       string
+	port        port // calls go here, once it has dialled in
+	pid         int
+	state       string // "starting", "ready", "stopping", "dead"
+	closed      bool   // its call connection has ended
+	exit        *wire.Exited
+	failed      *spec.Error // its own word on why it could not become ready
+}
+
+// admitWorker lets a worker's call connection in.
+func (h *Head) admitWorker(hello wire.Hello, p port, w wire.Welcome) (peer, wire.Welcome, error) {
+	wk := h.workers[hello.Worker]
+	if wk == nil || !wire.SameToken(hello.Token, wk.token) {
+		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of worker %d of this session", hello.Worker)
+	}
+	if wk.port != nil {
+		return nil, w, spec.Errorf(spec.CodeInvalid, "%s has a call connection already", wk.Name)
+	}
+	wk.port = p
+	return wk, w, nil
+}
+
+func (w *worker) handle(f *wire.Frame, b *batch) error {
+	switch f.Kind {
+	case wire.KindResult:
+		return w.h.result(w, f, b)
+	case wire.KindNotice:
+	default:
+		return spec.Errorf(spec.CodeProtocol, "%s sent a frame of kind %d", w.Name, f.Kind)
+	}
+	verb, rest, err := wire.ReadVerb(f.Body)
+	if err != nil {
+		return err
+	}
+	switch verb {
+	case "ready":
+		var r wire.Ready
+		if _, err := r.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "%s: a notice of being ready that cannot be read: %v", w.Name, err)
+		}
+		w.h.mu.Lock()
+		w.pid = r.Pid
+		w.h.readyLocked(w, r)
+		w.h.mu.Unlock()
+	case "failed":
+		var fl wire.Failed
+		if _, err := fl.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "%s: a notice of failure that cannot be read: %v", w.Name, err)
+		}
+		w.h.mu.Lock()
+		e := fl.Error
+		e.Cluster, e.Rank, e.Worker, e.Node = w.cluster.spec.Name, w.Rank, w.Name, w.Node
+		w.failed = &e
+		w.cluster.failLocked(&e)
+		w.h.mu.Unlock()
+	default:
+		return spec.Errorf(spec.CodeProtocol, "%s sent an unknown notice %q", w.Name, verb)
+	}
+	return nil
+}
+
+// gone: the call connection ended. The agent will say why.
+func (w *worker) gone(err error) {
+	h := w.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	w.closed = true
+	if w.state == "stopping" || w.state == "dead" {
+		return
+	}
+	h.table.WorkerDying(&w.Worker)
+	if w.exit != nil {
+		go h.exited(w.node, *w.exit)
+		return
+	}
+	time.AfterFunc(h.opts.ExitWait, func() {
+		var b batch
+		h.mu.Lock()
+		h.lostLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s on %s closed its connection (%v) and its exit was not reported", w.Name, w.Node, err), &b)
+		h.mu.Unlock()
+		b.flush()
+	})
+}
+
+// exited is the agent's word on a worker's end.
+func (h *Head) exited(n *node, e wire.Exited) {
+	var b batch
+	h.mu.Lock()
+	w := h.workers[e.Worker]
+	if w == nil || w.node != n {
+		h.mu.Unlock()
+		return
+	}
+	w.exit = &e
+	// What it said last (a failure, a result) may still be on its way to us:
+	// its connection's end is the end of that.
+	if w.port == nil || w.closed {
+		h.lostLocked(w, w.endError(&e), &b)
+	}
+	h.mu.Unlock()
+	b.flush()
+}
+
+// lostLocked ends a worker's part in everything.
+func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
+	if w.state == "dead" {
+		return
+	}
+	stopping := w.state == "stopping"
+	w.state = "dead"
+	about := *why
+	about.Cluster, about.Rank, about.Worker, about.Node = w.cluster.spec.Name, w.Rank, w.Name, w.Node
+	if w.failed != nil {
+		about = *w.failed
+	}
+	if !stopping {
+		w.cluster.failLocked(&about)
+	}
+	h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
+}
+
+// endError words how a worker's process ended.
+func (w *worker) endError(e *wire.Exited) *spec.Error {
+	how := "exit code " + strconv.Itoa(e.Code)
+	switch {
+	case e.OOM:
+		how = "killed by the kernel for lack of memory (" + e.Signal + "); give it less to hold, or the machine more"
+	case e.Signal != "":
+		how = "killed by " + e.Signal
+	}
+	verb := "died: "
+	if w.state == "starting" {
+		verb = "ended before it was ready: "
+	}
+	msg := fmt.Sprintf("%s on %s %s%s", w.Name, w.Node, verb, how)
+	if e.Why != "" {
+		msg += " (" + e.Why + ")"
+	}
+	if w.pid != 0 {
+		msg += fmt.Sprintf(", process %d", w.pid)
+	}
+	err := spec.Errorf(spec.CodeWorkerDied, "%s", msg)
+	if len(e.Logs) == 0 {
+		err.Message += "; it had printed nothing"
+	}
+	err.Message = strings.TrimSpace(err.Message)
+	err.Logs, err.ExitCode, err.Signal = e.Logs, e.Code, e.Signal
+	return err
+}
