@@ -1,0 +1,1 @@
+"""A folder that workers append to ``sys.path``; see `mainmodule.install`."""

@@ -1,0 +1,149 @@
+"""What the threads of a worker agree on about calls: cancels, taint, the end.
+
+A call number, seen from the thread that runs calls and the thread that cancels
+them:
+
+=========  ==============================  ===================================
+state      means                           cancel does
+=========  ==============================  ===================================
+queued     above ``last``                  marks it; it is refused when it comes
+running    ``current``                     raises `Interrupted` in it, once
+done       at most ``last``, not running   nothing
+=========  ==============================  ===================================
+
+It rests on the head sending calls in the order of their numbers. Running a call
+takes no lock: the runner writes ``current`` and ``last``, then reads
+``attention``; a cancel writes ``attention``, then reads ``last`` and ``current``.
+Whichever comes second sees the other.
+
+The injected exception is raised by a signal's handler, which runs on the main
+thread itself and looks at ``current`` there: it can neither miss the call nor
+hit the next one.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import CodeType, FrameType
+
+from . import linux
+
+
+class Interrupted(BaseException):
+    """Raised inside a method whose call was cancelled.
+
+    Not an Exception, so that ``except Exception`` in the method lets it pass.
+    """
+
+
+class Refusal(Exception):
+    """A call that is answered with an error of ours instead of being run."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Board:
+    """The state above, for one worker."""
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        #: The call that the main thread is inside of, else 0.
+        self.current = 0
+        #: The highest call begun so far.
+        self.last = 0
+        #: Whether `admit` has something to look at.
+        self.attention = False
+        #: Code of the runners: an injection that lands there hit no user code.
+        self.own_code: set[CodeType] = {Board.admit.__code__}
+        self.lock = threading.Lock()
+        self._cancelled: set[int] = set()
+        self._tainted = 0
+        self._injected = 0
+        self._pending = 0
+        #: The exit code once the worker is to end, which user code may have caught.
+        self.leaving: object = None
+        self._left = False
+        self._main = threading.main_thread().ident or 0
+
+    def listen(self) -> None:
+        """Handle the signals of cancel and end; on the main thread only."""
+        signal.signal(linux.CANCEL_SIGNAL, self.on_cancel)
+        signal.signal(signal.SIGTERM, self.on_end)
+
+    def admit(self, call: int) -> None:
+        """Raise Refusal where a call that is about to begin must not run."""
+        if self.leaving is not None:
+            raise SystemExit(self.leaving)
+        with self.lock:
+            cancelled = call in self._cancelled
+            self._cancelled.discard(call)
+            self.attention = bool(self._cancelled) or self._tainted != 0
+            tainted = self._tainted
+        if cancelled:
+            raise Refusal("cancelled", f"the call was cancelled before {self.worker} began it")
+        if tainted:
+            raise Refusal(
+                "tainted",
+                f"{self.worker} had an exception raised inside call {tainted} to cancel it, so the "
+                "state of its object is not known: clear or restart the cluster before calling it",
+            )
+
+    def mark(self, call: int) -> bool:
+        """Mark a call as cancelled; return whether that is in time to refuse it."""
+        with self.lock:
+            self._cancelled.add(call)
+            self.attention = True
+            return call > self.last
+
+    def unmark(self, call: int) -> None:
+        """Forget the mark of a call that is running or done."""
+        with self.lock:
+            self._cancelled.discard(call)
+            self.attention = bool(self._cancelled) or self._tainted != 0
+
+    def taint(self, call: int) -> None:
+        """Refuse calls from now on: user code was left at an unknown point."""
+        self._tainted = call
+        self.attention = True
+
+    def clear(self) -> None:
+        """Take calls again."""
+        with self.lock:
+            self._tainted = 0
+            self.attention = bool(self._cancelled)
+
+    def interrupt_main(self, call: int) -> bool:
+        """Interrupt the call if the main thread is inside it."""
+        if self.current != call:
+            return False
+        if self._injected != call:  # once: a second could land after the first was caught
+            self._injected = self._pending = call
+            signal.pthread_kill(self._main, linux.CANCEL_SIGNAL)
+        return True
+
+    def end(self, code: object) -> None:
+        """Have the main thread leave as if it had called sys.exit; from any thread."""
+        if self.leaving is None:
+            self.leaving = code
+        signal.pthread_kill(self._main, signal.SIGTERM)
+
+    def on_end(self, _number: int, _frame: FrameType | None) -> None:
+        if self.leaving is None:
+            self.leaving = 0
+        self.attention = True
+        if not self._left:  # a second one would cut short what the first one set off
+            self._left = True
+            raise SystemExit(self.leaving)
+
+    def on_cancel(self, _number: int, frame: FrameType | None) -> None:
+        call = self.current
+        if call == 0 or call != self._pending:
+            return
+        self._pending = 0
+        if frame is None or frame.f_code not in self.own_code:
+            self.taint(call)
+        raise Interrupted

@@ -1,0 +1,227 @@
+"""Calls of a class with ``async def`` methods, on the main thread's event loop.
+
+The connection is a reader of the loop. Calls begin in the order in which they
+come; coroutines then run side by side, sync methods inline. A reply never blocks
+the loop: what the socket does not take waits in an outbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .. import _wire
+from .board import Interrupted
+from .calls import Host, Reply
+from .current import call as current
+
+#: How many calls run at once where the user does not say.
+DEFAULT_LIMIT = 1000
+#: How long coroutines may take to end after they were cancelled at exit.
+_EXIT_SECONDS = 5.0
+
+
+class Loop:
+    """Runs up to ``limit`` calls at once on an event loop."""
+
+    def __init__(
+        self,
+        host: Host,
+        sock: socket.socket,
+        stream: _wire.FrameStream,
+        limit: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.limit = limit
+        self._host = host
+        self._sock = sock
+        self._stream = stream
+        self._loop = loop
+        self._backlog: deque[_wire.Frame] = deque()
+        self._active = 0
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._asked: set[int] = set()  # calls whose task was cancelled by us
+        self._outbox: deque[memoryview] = deque()
+        host.board.own_code.add(Loop._inline.__code__)
+
+    def run(self) -> None:
+        """Serve calls until the connection ends."""
+        fd = self._sock.fileno()
+        self._loop.add_reader(fd, self._readable)
+        self._loop.call_soon(self._begin)  # frames that came with the welcome
+        try:
+            self._loop.run_forever()
+        finally:
+            self._host.check_process()
+            self._close(fd)
+
+    def cancel(self, call: int) -> str:
+        """Cancel a call, from the control thread; return what became of it."""
+        board = self._host.board
+        if board.mark(call):
+            return "queued"
+        board.unmark(call)
+        if board.interrupt_main(call):
+            return "interrupted"
+        task = self._tasks.get(call)
+        if task is None:
+            return "done"
+        self._asked.add(call)
+        self._loop.call_soon_threadsafe(task.cancel)
+        return "loop"
+
+    # --- legs in -------------------------------------------------------------
+
+    def _readable(self) -> None:
+        alive = True
+        try:
+            self._stream.fill(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except (EOFError, OSError):
+            alive = False
+        self._begin()
+        if not alive:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.stop()
+
+    def _begin(self) -> None:
+        """Begin calls, oldest first, as far as the limit lets them."""
+        if self._host.board.leaving is not None:
+            raise SystemExit(self._host.board.leaving)
+        while (frame := self._stream.next()) is not None:
+            if frame[0] == _wire.KIND_LEG:
+                self._backlog.append(frame)
+        while self._backlog and self._active < self.limit:
+            frame = self._backlog.popleft()
+            self._active += 1
+            call = frame[2]
+            try:
+                name, method, args, kwargs = self._host.unpack(frame[5], frame[6])
+            except Exception as error:
+                self._end(call, self._host.failure("a method", error))
+                continue
+            # Both are queued on the loop, so that a sync call does not overtake
+            # the first step of a coroutine that came before it.
+            if name in self._host.coroutines:
+                self._tasks[call] = self._loop.create_task(
+                    self._coroutine(call, name, functools.partial(method, *args, **kwargs)),
+                    name=f"call {call} {name}",
+                )
+            else:
+                self._loop.call_soon(self._inline, call, name, method, args, kwargs)
+
+    async def _coroutine(self, call: int, name: str, start: Callable[[], Awaitable[Any]]) -> None:
+        board = self._host.board
+        value: Any = None
+        error: BaseException | None = None
+        current.set(call)
+        try:
+            board.last = max(board.last, call)
+            if board.attention:
+                board.admit(call)
+            value = await start()
+        except SystemExit:
+            raise
+        except asyncio.CancelledError as caught:
+            error = Interrupted() if call in self._asked else caught
+        except BaseException as caught:
+            error = caught
+        finally:
+            self._tasks.pop(call, None)
+            self._asked.discard(call)
+        self._end(call, self._reply(name, value, error))
+
+    def _inline(
+        self, call: int, name: str, method: Callable[..., Any], args: Any, kwargs: Any
+    ) -> None:
+        board = self._host.board
+        value: Any = None
+        error: BaseException | None = None
+        current.set(call)
+        try:
+            try:
+                # As in serial: a cancel may raise until current is 0 again.
+                board.current = call
+                board.last = call
+                if board.attention:
+                    board.admit(call)
+                value = method(*args, **kwargs)
+                board.current = 0
+            except BaseException as caught:
+                board.current = 0
+                error = caught
+        except Interrupted as caught:
+            board.current = 0
+            error = caught
+        if isinstance(error, SystemExit):
+            raise error
+        if error is None and inspect.isawaitable(value):
+            # A sync method that hands out its coroutine, as some decorators make.
+            awaitable = value
+            self._tasks[call] = self._loop.create_task(
+                self._coroutine(call, name, lambda: awaitable), name=f"call {call} {name}"
+            )
+            return
+        self._end(call, self._reply(name, value, error))
+
+    # --- replies out ---------------------------------------------------------
+
+    def _reply(self, name: str, value: Any, error: BaseException | None) -> Reply:
+        if error is None:
+            return self._host.result(name, value)
+        return self._host.failure(name, error)
+
+    def _end(self, call: int, reply: Reply) -> None:
+        self._active -= 1
+        flags, body, bufs = reply
+        self._send(_wire.pack_frame(_wire.KIND_RESULT, call, body, bufs, flags))
+        if self._backlog:
+            self._loop.call_soon(self._begin)
+
+    def _send(self, parts: list[Any]) -> None:
+        views = deque(memoryview(part).cast("B") for part in parts)
+        if not self._outbox and self._push(views):
+            return
+        if not self._outbox:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        # The object may change what it returned while it waits here: keep a copy.
+        self._outbox.extend(memoryview(bytes(view)) for view in views)
+
+    def _push(self, views: deque[memoryview]) -> bool:
+        """Write as much as the socket takes; return whether that was all."""
+        while views:
+            try:
+                sent = self._sock.sendmsg(list(views)[:64], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            except OSError:  # the head is gone: the reader sees that too
+                self._host.check_process()
+                views.clear()
+                return True
+            while views and sent >= views[0].nbytes:
+                sent -= views.popleft().nbytes
+            if sent:
+                views[0] = views[0][sent:]
+        return True
+
+    def _writable(self) -> None:
+        if self._push(self._outbox):
+            self._loop.remove_writer(self._sock.fileno())
+
+    # --- the end -------------------------------------------------------------
+
+    def _close(self, fd: int) -> None:
+        """Let coroutines run their ``finally`` blocks, for a while."""
+        self._loop.remove_reader(fd)
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self._loop.run_until_complete(asyncio.wait(tasks, timeout=_EXIT_SECONDS))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())

@@ -1,0 +1,143 @@
+"""Calls of a sync class on threads: the main thread reads, others run.
+
+The threads are daemons of our own rather than an executor's, whose threads are
+joined at exit and would keep a worker from ending while a call runs.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from typing import Any
+
+from .. import _wire
+from . import linux
+from .board import Interrupted
+from .calls import Host
+from .current import call as current
+
+
+class _Slot:
+    """A thread of the pool, and whether its call was interrupted."""
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.interrupted = False
+
+
+class Pool:
+    """Runs up to ``limit`` calls at once; they begin in the order in which they come."""
+
+    def __init__(
+        self, host: Host, sock: socket.socket, stream: _wire.FrameStream, limit: int
+    ) -> None:
+        self.limit = limit
+        self._host = host
+        self._sock = sock
+        self._stream = stream
+        self._legs: queue.SimpleQueue[_wire.Frame] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._lock = threading.Lock()  # guards what follows
+        self._waiting: set[int] = set()
+        self._running: dict[int, _Slot] = {}
+        self._threads = 0
+
+    def run(self) -> None:
+        """Hand out calls until the connection ends."""
+        board = self._host.board
+        while True:
+            frame = self._stream.next()
+            if frame is None:
+                if board.leaving is not None:
+                    raise SystemExit(board.leaving)
+                try:
+                    frame = self._stream.read()
+                except EOFError:
+                    return
+            if frame[0] != _wire.KIND_LEG:
+                continue
+            with self._lock:
+                board.last = frame[2]
+                self._waiting.add(frame[2])
+                busy = len(self._waiting) + len(self._running)
+                fresh = busy > self._threads and self._threads < self.limit
+                self._threads += fresh
+            self._legs.put(frame)
+            if fresh:
+                threading.Thread(
+                    target=self._work, name=f"muster-call-{self._threads}", daemon=True
+                ).start()
+
+    def cancel(self, call: int) -> str:
+        """Cancel a call, from the control thread; return what became of it."""
+        board = self._host.board
+        with self._lock:
+            slot = self._running.get(call)
+            if slot is not None:
+                if not slot.interrupted:
+                    slot.interrupted = True
+                    board.taint(call)
+                    linux.raise_in_thread(slot.thread, Interrupted)
+                return "interrupted"
+            if call in self._waiting or call > board.last:
+                board.mark(call)
+                return "queued"
+        return "done"
+
+    def _work(self) -> None:
+        slot = _Slot(threading.get_ident())
+        while True:
+            frame = self._legs.get()
+            try:
+                self._one(slot, frame)
+            except SystemExit as end:
+                self._host.check_process()
+                self._host.board.end(end.code)
+                return
+            except OSError:  # the head is gone: the main thread sees that too
+                self._host.check_process()
+                return
+            del frame
+
+    def _one(self, slot: _Slot, frame: _wire.Frame) -> None:
+        host = self._host
+        call = frame[2]
+        name = "a method"
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            try:
+                try:
+                    name, method, args, kwargs = host.unpack(frame[5], frame[6])
+                finally:
+                    self._begin(slot, call)
+                current.set(call)
+                if host.board.attention:
+                    host.board.admit(call)
+                value = method(*args, **kwargs)
+                self._finish(slot, call)
+            except BaseException as caught:
+                self._finish(slot, call)
+                error = caught
+        except Interrupted as caught:  # it landed between the method's own exception and here
+            self._finish(slot, call)
+            error = caught
+        if isinstance(error, SystemExit):
+            raise error
+        flags, body, bufs = host.result(name, value) if error is None else host.failure(name, error)
+        error = None
+        with self._sending:
+            _wire.send_frame(self._sock, _wire.KIND_RESULT, call, body, bufs, flags)
+
+    def _begin(self, slot: _Slot, call: int) -> None:
+        with self._lock:
+            self._waiting.discard(call)
+            self._running[call] = slot
+            slot.interrupted = False
+
+    def _finish(self, slot: _Slot, call: int) -> None:
+        """End the time in which an injection may land, and take back one that has not."""
+        with self._lock:
+            if self._running.pop(call, None) is not None and slot.interrupted:
+                linux.forget_raise_in_thread(slot.thread)

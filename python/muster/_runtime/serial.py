@@ -1,0 +1,92 @@
+"""One call at a time, on the main thread, which reads the connection itself.
+
+This is the fast path: between the bytes of a call and the bytes of its answer
+there is no other thread, queue or event loop.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from .. import _wire
+from .board import Interrupted
+from .calls import Host
+from .current import call as current
+
+
+class Serial:
+    """Runs the calls of a sync class in the order in which they come."""
+
+    limit = 1
+
+    def __init__(self, host: Host, sock: socket.socket, stream: _wire.FrameStream) -> None:
+        self._host = host
+        self._sock = sock
+        self._stream = stream
+        host.board.own_code.add(Serial.run.__code__)
+
+    def run(self) -> None:
+        """Serve calls until the connection ends."""
+        host, board, sock, stream = self._host, self._host.board, self._sock, self._stream
+        send, unpack = _wire.send_frame, host.unpack
+        while True:
+            frame = stream.next()
+            if frame is None:
+                if board.leaving is not None:  # a method caught the SystemExit of SIGTERM
+                    raise SystemExit(board.leaving)
+                try:
+                    frame = stream.read()
+                except EOFError:
+                    return
+            kind, _, call, _, _, body, parts = frame
+            if kind != _wire.KIND_LEG:
+                continue
+            name = "a method"
+            error: BaseException | None = None
+            method: Any = None
+            args: Any = None
+            kwargs: Any = None
+            value: Any = None
+            try:
+                try:
+                    name, method, args, kwargs = unpack(body, parts)
+                    current.set(call)
+                    # From here to where it is 0 again a cancel may raise; see board.
+                    board.current = call
+                    board.last = call
+                    if board.attention:
+                        board.admit(call)
+                    value = method(*args, **kwargs)
+                    board.current = 0
+                except BaseException as caught:
+                    board.current = 0
+                    error = caught
+            except Interrupted as caught:  # it landed between the method's own exception and here
+                board.current = 0
+                error = caught
+            # Nothing of a call is kept while the next one is waited for.
+            frame = method = args = kwargs = body = None
+            parts = ()
+            if error is None:
+                flags, body, bufs = host.result(name, value)
+            elif isinstance(error, SystemExit):
+                host.check_process()
+                raise error
+            else:
+                flags, body, bufs = host.failure(name, error)
+            try:
+                send(sock, _wire.KIND_RESULT, call, body, bufs, flags)
+            except OSError:
+                host.check_process()
+                return
+            value = error = body = None
+            bufs = []
+
+    def cancel(self, call: int) -> str:
+        """Cancel a call, from the control thread; return what became of it."""
+        board = self._host.board
+        if board.mark(call):
+            return "queued"
+        board.unmark(call)
+        return "interrupted" if board.interrupt_main(call) else "done"

@@ -1,0 +1,232 @@
+"""A worker's life, from the order that makes it one to its last line.
+
+The steps are in such an order that the environment is complete before user code
+is imported, and that whatever fails after the connections stand is told to the
+head before the process ends. How calls run is serial's, loop's and pool's.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from .. import _pickling, _values, _wire, _worker
+from . import classes, interpreter, linux, mainmodule, title
+from .board import Board, Refusal
+from .calls import Host, Who, own_error, wire_error
+from .control import Control, Runner
+from .current import call as current
+from .describe import Described
+from .orders import Order
+from .serial import Serial
+
+#: How long a forked worker waits to become the agent's child.
+_ADOPTION_SECONDS = 5.0
+
+
+def main(order: Order) -> None:
+    """Be the worker; returns, or raises SystemExit, when it is to end."""
+    setup, start = order.setup, order.worker
+    who = Who(setup["cluster"], start["name"], setup["node"], start["rank"])
+    _settle(order)
+    board = Board(who.worker)
+    board.listen()
+    signal.signal(signal.SIGINT, _ignore)
+    stacks = linux.open_stacks()
+    faulthandler.register(linux.STACKS_SIGNAL, stacks, all_threads=True, chain=False)
+
+    control_sock = _dial(setup["control_address"])
+    control_stream = _wire.FrameStream(control_sock)
+    mine = {"worker": start["number"], "token": start["token"]}
+    _wire.hello(control_stream, _wire.ROLE_CONTROL, **mine, stacks_fd=stacks)
+    control = Control(control_sock, control_stream, board, who)
+    control.start()
+
+    call_sock = _dial(setup["call_address"])
+    call_stream = _wire.FrameStream(call_sock)
+    _wire.hello(call_stream, _wire.ROLE_WORKER, **mine)
+    _detach_forks(board, (control_sock, call_sock), stacks)
+
+    try:
+        runner = _prepare(order, who, board, call_sock, call_stream, control)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _notify(call_sock, "failed", {"error": _failure(error, who)})
+        raise SystemExit(1) from None
+    runner.run()
+
+
+def _settle(order: Order) -> None:
+    """Become a process of its own: session, descriptors, parent, environment."""
+    if order.gate >= 0:
+        os.read(order.gate, 1)
+        os.close(order.gate)
+    deadline = time.monotonic() + _ADOPTION_SECONDS
+    # The parent-death signal holds for the parent at this moment: set before the
+    # worker is the agent's child, it would fire at the end of the process between.
+    while os.getppid() != order.agent_pid:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.001)
+    linux.die_with_parent()
+    if os.getppid() != order.agent_pid:  # it ended in between: the signal will not come
+        os._exit(1)
+    linux.adopt_orphans()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    _redirect(order.log)
+    title.set_title(f"muster worker {order.worker['name']}")
+    interpreter.set_environment(order.env)
+    interpreter.reseed()
+
+
+def _redirect(log: int) -> None:
+    """Read nothing, and write everything to the log."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    for fd in {null, log} - {0, 1, 2}:
+        os.close(fd)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream: Any = getattr(sys, name)
+        if stream is None:  # the interpreter was started with the descriptor closed
+            stream = open(number, "w", closefd=False)  # noqa: SIM115  (for good)
+            setattr(sys, name, stream)
+        # A line reaches the log whole, and nothing printable makes print fail.
+        stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")
+    faulthandler.enable(2)  # a crash in C leaves the Python stack in the log
+
+
+def _dial(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(address)
+    return sock
+
+
+def _prepare(
+    order: Order,
+    who: Who,
+    board: Board,
+    sock: socket.socket,
+    stream: _wire.FrameStream,
+    control: Control,
+) -> Runner:
+    """Make the object and say that it can be called."""
+    setup, start = order.setup, order.worker
+    main = setup.get("main") or {}
+    script = mainmodule.install(main)
+    _pickling.set_main_importable(bool(main.get("path") or main.get("module")))
+    interpreter.preload(order.preload)
+    cls = classes.find(setup["class"], script)
+    described = Described(cls, _reserved())
+    config = _config(setup.get("config") or b"", who)
+    limit = setup.get("max_concurrency") or 0
+
+    loop: Any = None
+    if described.coroutines:
+        import asyncio
+
+        # Made before the object, whose constructor may ask for it.
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+
+    _worker._identity = _identity(order, who)
+    obj = classes.construct(cls, config)
+    host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"])
+
+    runner: Runner
+    if loop is not None:
+        from .loop import DEFAULT_LIMIT, Loop
+
+        runner = Loop(host, sock, stream, limit or DEFAULT_LIMIT, loop)
+    elif limit > 1:
+        from .pool import Pool
+
+        runner = Pool(host, sock, stream, limit)
+    else:
+        runner = Serial(host, sock, stream)
+    control.runner = runner
+    ready = {
+        "pid": os.getpid(),
+        "description": described.message(serial=runner.limit == 1),
+        "info": host.info_if_changed() if hasattr(obj, "rank_info") else None,
+    }
+    _notify(sock, "ready", ready)
+    return runner
+
+
+def _reserved() -> frozenset[str]:
+    """Return the names that a registered method must not have."""
+    try:
+        from .. import _cluster
+    except ImportError:
+        return frozenset()
+    return frozenset(getattr(_cluster, "RESERVED", ()))
+
+
+def _config(data: bytes, who: Who) -> Any:
+    if not data:
+        return None
+    try:
+        return _values.decode(data, ())
+    except Exception as error:
+        raise Refusal(
+            "encoding",
+            f"{who.worker} could not decode its worker_config: {type(error).__name__}: {error}",
+        ) from error
+
+
+def _identity(order: Order, who: Who) -> _worker.Identity:
+    info = order.worker["info"]
+    env = order.env
+    return _worker.Identity(
+        rank=who.rank,
+        world_size=info["world_size"],
+        cluster_name=who.cluster,
+        worker_name=who.worker,
+        master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
+        master_port=int(env.get("MASTER_PORT") or 0),
+        rank_info=_worker.RankInfo(**info),
+    )
+
+
+def _failure(error: BaseException, who: Who) -> dict[str, Any]:
+    if isinstance(error, Refusal):
+        return own_error(error.code, error.message, who, error.__cause__)
+    return wire_error(error, who)
+
+
+def _notify(sock: socket.socket, verb: str, body: dict[str, Any]) -> None:
+    _wire.send_frame(sock, _wire.KIND_NOTICE, 0, _wire.pack([verb, body]))
+
+
+def _ignore(_number: int, _frame: Any) -> None:
+    """Ctrl-C is the controller's. Not SIG_IGN, which programs started here would inherit."""
+
+
+def _detach_forks(board: Board, socks: tuple[socket.socket, ...], stacks: int) -> None:
+    """Keep processes that user code forks away from the worker's connections and signals."""
+    ours = (board.on_cancel, board.on_end, _ignore)
+
+    def detach() -> None:
+        for sock in socks:
+            sock.close()
+        faulthandler.unregister(linux.STACKS_SIGNAL)
+        os.close(stacks)
+        for number, default in (
+            (linux.CANCEL_SIGNAL, signal.SIG_DFL),
+            (signal.SIGTERM, signal.SIG_DFL),
+            (signal.SIGINT, signal.default_int_handler),
+        ):
+            if signal.getsignal(number) in ours:
+                signal.signal(number, default)
+        current.set(0)
+
+    os.register_at_fork(after_in_child=detach)
