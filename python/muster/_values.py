@@ -1,0 +1,440 @@
+"""Values: how Python objects lie in a body, as docs/wire.md describes it.
+
+Exact plain types are msgpack, others are extensions that the head can cut and
+pass on without understanding them, the rest is pickle. What comes out equals
+what went in and has the same type. This module does no I/O; it appends large
+buffers to a list of its caller's instead of copying them.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped, unused-ignore]
+
+from . import _arrays, _blame, _pickling, _records
+from ._errors import EncodingError, MusterError, ProtocolError
+from ._marks import Broadcast, FutureMark, Mark, PerRank
+from ._pickling import main_importable, set_main_importable
+
+__all__ = [
+    "Broadcast",
+    "FutureMark",
+    "PerRank",
+    "decode",
+    "encode",
+    "encode_payload",
+    "main_importable",
+    "marked",
+    "set_main_importable",
+]
+
+TUPLE, SET, FROZENSET, DATACLASS, PER_RANK, BROADCAST = 1, 2, 3, 4, 5, 6
+BIG_INT, COMPLEX, RANGE, BYTEARRAY, SCALAR, FUTURE = 16, 17, 18, 19, 20, 21
+NDARRAY, PICKLE, BYTES, TENSOR = 32, 33, 34, 35
+
+OUT_OF_BAND = 256 << 10  # bytes of at least this size become a buffer of the frame
+_MAX_BUFFERS = 60_000  # a frame has room for 65,535; beyond this, arrays lie in pickles
+_MAX_NESTED = 100  # extensions inside extensions; each level copies what is inside
+_MAX_LISTS = 500  # lists and dicts inside each other; msgpack refuses at 511
+
+_LEAVES = frozenset((type(None), bool, int, float, str))
+# What msgpack packs without asking, as something else than it is.
+_TRAPS = frozenset((bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp))
+
+_FIRST_COUNT = struct.Struct("<II")
+_TWO_FLOATS = struct.Struct("<dd")
+_FUTURE = struct.Struct("<Qi")
+
+_Packer = msgpack.Packer
+_unpackb = msgpack.unpackb
+_ExtType = msgpack.ExtType
+_new = tuple.__new__
+
+
+class _TooDeep(ValueError):
+    """Nested too deeply for msgpack; perhaps without end."""
+
+
+class _Refused(Exception):
+    """Carries an object that cannot be sent out of msgpack's recursion."""
+
+    def __init__(self, obj: object, why: str) -> None:
+        super().__init__(why)
+        self.obj = obj
+        self.why = why
+
+
+# --- encoding ----------------------------------------------------------------------------
+
+
+def encode(obj: object, bufs: list[Any], pickle: str = "on") -> bytes:
+    """The bytes of one value; its large buffers are appended to bufs.
+
+    EncodingError where it cannot be sent; bufs is then as it was.
+    """
+    if type(obj) in _LEAVES:
+        try:
+            return _pack(obj)
+        except OverflowError:
+            pass
+    return _Encoder(bufs, pickle).whole("the value", obj)
+
+
+def encode_payload(
+    args: Sequence[Any], kwargs: Mapping[str, Any], bufs: list[Any], pickle: str = "on"
+) -> bytes:
+    """The bytes of a call's arguments, ``[[arg, ...], {name: arg, ...}]``; marks allowed."""
+    if _LEAVES.issuperset(map(type, args)) and (
+        not kwargs or _LEAVES.issuperset(map(type, kwargs.values()))
+    ):
+        try:
+            return _pack([[*args], kwargs])
+        except OverflowError:
+            pass
+    encoder = _Encoder(bufs, pickle)
+    parts = [b"\x92", _head(0x90, 0xDC, len(args))]
+    parts += [encoder.whole(f"argument {i}", arg, True) for i, arg in enumerate(args)]
+    parts.append(_head(0x80, 0xDE, len(kwargs)))
+    for name, arg in kwargs.items():
+        parts.append(_pack(name))
+        parts.append(encoder.whole(f"argument {name!r}", arg, True))
+    return b"".join(parts)
+
+
+def marked(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an argument is a mark, which the head then has to look for."""
+    return any(isinstance(arg, Mark) for arg in chain(args, kwargs.values()))
+
+
+def _pack(obj: object) -> bytes:
+    data: bytes = _Packer(strict_types=True, unicode_errors="surrogatepass").pack(obj)
+    return data
+
+
+def _head(small: int, large: int, n: int) -> bytes:
+    """The head of a msgpack array or map."""
+    if n < 16:
+        return bytes((small | n,))
+    if n < 1 << 16:
+        return struct.pack(">BH", large, n)
+    return struct.pack(">BI", large + 1, n)
+
+
+class _Encoder:
+    """Encodes the values of one frame."""
+
+    __slots__ = ("bufs", "depth", "pickle")
+
+    def __init__(self, bufs: list[Any], pickle: str) -> None:
+        self.bufs = bufs
+        self.pickle = pickle
+        self.depth = 0
+
+    def whole(self, label: str, obj: object, mark: bool = False) -> bytes:
+        """A value with nothing around it; label names it in errors."""
+        start = len(self.bufs)
+        try:
+            if mark and isinstance(obj, Mark):
+                return _pack(self.mark(obj))
+            return self.one(obj)
+        except _Refused as refused:
+            del self.bufs[start:]
+            raise _explain(label, obj, refused) from None
+        except Exception as error:  # as a dict that another thread changes
+            del self.bufs[start:]
+            raise EncodingError(
+                f"{label}, a {_blame.type_name(obj)}, cannot be sent: {type(error).__name__}: {error}"
+            ) from error
+
+    def one(self, obj: object) -> bytes:
+        """A value, by whatever way is left where it is nested too deeply."""
+        start = len(self.bufs)
+        try:
+            return self.nested(obj)
+        except (ValueError, RecursionError):
+            del self.bufs[start:]
+            self.depth = 0
+        if self.pickle != "on":
+            raise _Refused(obj, f"nested more than {_MAX_LISTS} levels deep, or inside itself")
+        if type(obj) is list:
+            # Element by element, so that the head can still cut it.
+            return _head(0x90, 0xDC, len(obj)) + b"".join(map(self.one, obj))
+        if type(obj) is tuple:
+            data = _head(0x90, 0xDC, len(obj)) + b"".join(map(self.one, obj))
+            return _pack(_ExtType(TUPLE, data))
+        return _pack(self.pickled(obj))
+
+    def nested(self, obj: Any) -> bytes:
+        """A value as msgpack packs it, asking default() for what is not plain."""
+        if self.depth >= _MAX_NESTED:
+            raise _TooDeep
+        kind = type(obj)
+        if kind is list:
+            if not _LEAVES.issuperset(map(type, obj)) and _trapped(obj):
+                obj = self.disarm(obj)
+        elif kind is dict:
+            if _trapped(obj, obj.values()):
+                obj = self.disarm(obj)
+        else:
+            obj = self.disarm(obj)
+        self.depth += 1
+        packer = _Packer(strict_types=True, unicode_errors="surrogatepass", default=self.default)
+        data: bytes = packer.pack(obj)
+        self.depth -= 1
+        return data
+
+    def disarm(self, obj: Any) -> Any:
+        """obj with what msgpack would mistake for something else put into extensions."""
+        kind = type(obj)
+        if kind is list:
+            return [self.disarm(item) for item in obj]
+        if kind is dict:
+            return {self.disarm(key): self.disarm(value) for key, value in obj.items()}
+        if kind in _TRAPS or (kind is bytes and len(obj) >= OUT_OF_BAND):
+            return self.default(obj)
+        return obj
+
+    def mark(self, mark: Mark) -> Any:
+        if isinstance(mark, PerRank):
+            values = mark.values
+            return _ExtType(
+                PER_RANK, _head(0x90, 0xDC, len(values)) + b"".join(map(self.one, values))
+            )
+        if isinstance(mark, Broadcast):
+            return _ExtType(BROADCAST, self.one(mark.value))
+        assert isinstance(mark, FutureMark)
+        return _ExtType(FUTURE, _FUTURE.pack(mark.id, mark.rank))
+
+    def default(self, obj: Any) -> Any:
+        """The extension that obj becomes."""
+        kind = type(obj)
+        if kind is tuple:
+            return _new(_ExtType, (TUPLE, self.nested([*obj])))
+        if kind is int:
+            size = (obj if obj >= 0 else ~obj).bit_length() // 8 + 1
+            return _ExtType(BIG_INT, obj.to_bytes(size, "little", signed=True))
+        if kind is set:
+            return _ExtType(SET, self.nested([*obj]))
+        if kind is frozenset:
+            return _ExtType(FROZENSET, self.nested([*obj]))
+        if kind is complex:
+            return _ExtType(COMPLEX, _TWO_FLOATS.pack(obj.real, obj.imag))
+        if kind is range:
+            return _ExtType(RANGE, self.nested([obj.start, obj.stop, obj.step]))
+        if kind is bytearray:
+            return _ExtType(BYTEARRAY, bytes(obj))
+        if kind is bytes:
+            return self.buffered(BYTES, b"", obj)
+        if issubclass(kind, Mark):
+            raise _Refused(obj, "it has to be an argument of the call itself, not inside one")
+        found = self.array(obj, kind)
+        if found is not None:
+            return found
+        if hasattr(kind, "__dataclass_fields__"):
+            fields = _records.fields_of(obj)
+            if fields is not None:
+                where = [kind.__module__, kind.__qualname__, fields]
+                return _ExtType(DATACLASS, self.nested(where))
+        return self.pickled(obj)
+
+    def array(self, obj: Any, kind: Any) -> Any:
+        """The extension of an array, numpy scalar or tensor; None for all else."""
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            if kind is numpy.ndarray:
+                parts = _arrays.array_parts(numpy, obj)
+                if parts is None or (len(self.bufs) >= _MAX_BUFFERS and self.pickle == "on"):
+                    return None
+                return self.buffered(NDARRAY, _pack_meta(parts[0]), parts[1])
+            if issubclass(kind, numpy.generic):
+                meta = _arrays.scalar_parts(numpy, obj)
+                return None if meta is None else _ExtType(SCALAR, _pack(meta))
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is getattr(torch, "Tensor", None):
+            parts = _arrays.tensor_parts(torch, obj)
+            if parts is not None and len(self.bufs) < _MAX_BUFFERS:
+                return self.buffered(TENSOR, _pack_meta(parts[0]), parts[1])
+        return None
+
+    def buffered(self, code: int, meta: bytes, buffer: Any) -> Any:
+        first = len(self.bufs)
+        self.bufs.append(buffer)
+        return _ExtType(code, _FIRST_COUNT.pack(first, 1) + meta)
+
+    def pickled(self, obj: object) -> Any:
+        if self.pickle != "on":
+            raise _Refused(obj, 'it needs pickle, which is off (pickle="off")')
+        first = len(self.bufs)
+        try:
+            data, buffers = _pickling.dumps(obj, _MAX_BUFFERS - first)
+        except RecursionError:
+            raise _Refused(obj, "it is nested too deeply to be pickled") from None
+        except Exception as error:
+            raise _Refused(obj, f"{type(error).__name__}: {error}") from None
+        self.bufs += buffers
+        return _ExtType(PICKLE, _FIRST_COUNT.pack(first, len(buffers)) + data)
+
+
+def _pack_meta(meta: object) -> bytes:
+    data: bytes = msgpack.packb(meta)  # tuples of a dtype's descr become arrays
+    return data
+
+
+def _trapped(*level: Iterable[Any]) -> bool:
+    """Whether a trap is in these iterables or the lists and dicts below them.
+
+    Goes level by level, as types of many elements at once are found at C speed.
+    """
+    for _ in range(_MAX_LISTS):
+        kinds = set(map(type, chain.from_iterable(level)))
+        if kinds <= _LEAVES:
+            return False
+        if not kinds.isdisjoint(_TRAPS):
+            return True
+        if bytes in kinds:
+            for item in chain.from_iterable(level):
+                if type(item) is bytes and len(item) >= OUT_OF_BAND:
+                    return True
+        if list not in kinds and dict not in kinds:
+            return False
+        below: dict[int, Iterable[Any]] = {}  # by identity, as lists may share and contain lists
+        for item in chain.from_iterable(level):
+            kind = type(item)
+            if kind is list:
+                below[id(item)] = item
+            elif kind is dict:
+                below[id(item)] = item
+                below[-id(item)] = item.values()
+        level = tuple(below.values())
+    raise _TooDeep
+
+
+def _explain(label: str, root: object, refused: _Refused) -> EncodingError:
+    path, obj, why = _blame.path_to(label, root, refused.obj), refused.obj, refused.why
+
+    def fails(part: object) -> bool:
+        try:
+            _Encoder([], "on").one(part)
+        except _Refused:
+            return True
+        return False
+
+    if "Error: " in why:
+        path, obj = _blame.narrow(path, obj, fails)
+    return EncodingError(f"{path}, a {_blame.type_name(obj)}, cannot be sent: {why}")
+
+
+# --- decoding ------------------------------------------------------------------------------
+
+
+def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
+    """The value in a body. Arrays lie over bufs, uncopied, and are writable where bufs are.
+
+    ProtocolError for what is no value, EncodingError where its class cannot be found here.
+    """
+    try:
+        return _Decoder(bufs).value(body)
+    except MusterError:
+        raise
+    except Exception as error:
+        raise ProtocolError(f"a value cannot be decoded: {type(error).__name__}: {error}") from None
+
+
+class _Decoder:
+    """Decodes the values of one frame."""
+
+    __slots__ = ("bufs", "depth")
+
+    def __init__(self, bufs: Sequence[Any]) -> None:
+        self.bufs = bufs
+        self.depth = 0
+
+    def value(self, data: Any) -> Any:
+        return _unpackb(
+            data, ext_hook=self.extension, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+
+    def extension(self, code: int, data: bytes) -> Any:
+        if code < 16:
+            return self.nesting(code, data)
+        if code >= 32:
+            return self.buffered(code, data)
+        if code == BIG_INT:
+            return int.from_bytes(data, "little", signed=True)
+        if code == COMPLEX:
+            return complex(*_TWO_FLOATS.unpack(data))
+        if code == RANGE:
+            start, stop, step = self.inner(data, list)
+            return range(start, stop, step)
+        if code == BYTEARRAY:
+            return bytearray(data)
+        if code == SCALAR:
+            return _arrays.scalar_from(self.inner(data, list))
+        if code == FUTURE:
+            return FutureMark(*_FUTURE.unpack(data))
+        raise ProtocolError(f"a value has the unknown extension {code}")
+
+    def nesting(self, code: int, data: bytes) -> Any:
+        if code == TUPLE:
+            return tuple(self.inner(data, list))
+        if code == SET:
+            return set(self.inner(data, list))
+        if code == FROZENSET:
+            return frozenset(self.inner(data, list))
+        if code == DATACLASS:
+            module, qualname, fields = self.inner(data, list)
+            return _records.rebuild(module, qualname, fields)
+        if code == PER_RANK:
+            return PerRank(self.inner(data, list))
+        if code == BROADCAST:
+            return Broadcast(self.inner(data, object))
+        raise ProtocolError(f"a value has the unknown extension {code}")
+
+    def inner(self, data: Any, kind: type) -> Any:
+        """The value inside an extension."""
+        self.depth += 1
+        if self.depth > _MAX_NESTED + 10:
+            raise ProtocolError(f"a value is nested more than {_MAX_NESTED} extensions deep")
+        value = self.value(data)
+        self.depth -= 1
+        if not isinstance(value, kind):
+            raise ProtocolError(f"an extension holds a {type(value).__name__}, expected a list")
+        return value
+
+    def buffered(self, code: int, data: bytes) -> Any:
+        first, count = _FIRST_COUNT.unpack_from(data)
+        rest = memoryview(data)[8:]
+        if first + count > len(self.bufs):
+            raise ProtocolError(
+                f"a value refers to buffers {first} to {first + count - 1} of {len(self.bufs)}"
+            )
+        if code == PICKLE:
+            return _unpickle(rest, self.bufs[first : first + count])
+        if count != 1:
+            raise ProtocolError(f"extension {code} has one buffer, not {count}")
+        buffer = self.bufs[first]
+        if code == NDARRAY:
+            return _arrays.array_from(self.inner(rest, list), memoryview(buffer))
+        if code == BYTES:
+            return bytes(buffer)
+        if code == TENSOR:
+            return _arrays.tensor_from(self.inner(rest, list), memoryview(buffer))
+        raise ProtocolError(f"a value has the unknown extension {code}")
+
+
+def _unpickle(data: memoryview, buffers: Sequence[Any]) -> Any:
+    try:
+        return _pickling.loads(data, buffers)
+    except ImportError as error:
+        raise EncodingError(
+            f"a pickled value cannot be rebuilt here: {error}: both sides need the module"
+        ) from error
+    except Exception as error:
+        raise EncodingError(
+            f"a pickled value cannot be rebuilt here: {type(error).__name__}: {error}"
+        ) from error
