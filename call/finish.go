@@ -231,7 +231,7 @@ func (t *Table) cancel(c *Call) {
 	switch c.State {
 	case Held:
 		t.unhold(c)
-		t.refuse(c, c.cancelled("before it was sent"))
+		t.refuse(c, c.cancelled(" before it was sent"))
 		t.release(c.Cluster)
 	case Running:
 		c.State = Cancelling

@@ -35,7 +35,7 @@ func (t *Table) addWait(w *Worker, c *Call) *spec.Error {
 	if chain := findCycle(w, c); chain != nil {
 		e := spec.Errorf(spec.CodeDeadlock,
 			"%s: waiting for it would never end, because %s. Make the class asynchronous (async def), give it max_concurrency > 1, or do not wait inside the call",
-			c.Title(), strings.Join(chain, ", which "))
+			c.Title(), strings.Join(chain, "; "))
 		e.Cluster, e.Method, e.Rank, e.Worker, e.Node = c.Cluster.Name, c.Method, w.Rank, w.Name, w.Node
 		return e
 	}
@@ -72,7 +72,7 @@ func findCycle(w *Worker, c *Call) []string {
 				return true
 			}
 			for _, next := range v.waits {
-				path = append(path, c.Title()+" needs "+v.Name+" on "+v.Node+" which waits for "+next.Title())
+				path = append(path, c.Title()+" needs "+v.Name+" on "+v.Node+", which waits for "+next.Title())
 				if visit(next) {
 					return true
 				}

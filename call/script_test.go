@@ -1,0 +1,195 @@
+package call
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+var update = flag.Bool("update", false, "rewrite the expected output in testdata")
+
+// TestScripts runs testdata/*.txt: each line is an event, the indented lines
+// below it are the orders it led to. The commands:
+//
+//	cluster NAME RANKS [serial]
+//	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [on_timeout=kill] [needs=ID,ID] [in=CLUSTER/RANK:CALL] [waiting]
+//	result CLUSTER/RANK CALL [error=CODE]
+//	dying CLUSTER/RANK · lost CLUSTER/RANK · gone CLUSTER · callergone
+//	cancel CALL · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
+//
+// Calls are named by their caller's id, which is also their number here.
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no scripts", err)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := script{table: NewTable(), clusters: map[string]*Cluster{}}
+			var out strings.Builder
+			for line := range strings.Lines(string(text)) {
+				line = strings.TrimRight(line, "\n")
+				if strings.HasPrefix(line, "  ") {
+					continue // expected output, made anew below
+				}
+				fmt.Fprintln(&out, line)
+				if line != "" && !strings.HasPrefix(line, "#") {
+					out.WriteString(s.run(t, line))
+				}
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(out.String()), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			} else if out.String() != string(text) {
+				t.Errorf("%s differs; run with -update to see how:\n%s", file, out.String())
+			}
+		})
+	}
+}
+
+type script struct {
+	table    *Table
+	clusters map[string]*Cluster
+	number   uint32
+}
+
+func (s *script) run(t *testing.T, line string) string {
+	t.Helper()
+	f := strings.Fields(line)
+	var ops []Op
+	switch f[0] {
+	case "cluster":
+		n, _ := strconv.Atoi(f[2])
+		s.number++
+		cl := &Cluster{Number: s.number, Name: f[1]}
+		for r := range n {
+			s.number++
+			cl.Workers = append(cl.Workers, &Worker{
+				Number: s.number, Rank: r, Name: fmt.Sprintf("%s-%d", f[1], r), Node: "n0", Cluster: cl, Serial: has(f, "serial"),
+			})
+		}
+		s.clusters[f[1]] = cl
+	case "call":
+		_, ops = s.table.Submit(s.request(t, f))
+	case "result":
+		var r Result
+		if code := option(f, "error"); code != "" {
+			w := s.worker(t, f[1])
+			r.Err = spec.Errorf(spec.Code(code), "%s raised", w.Name)
+		}
+		_, ops = s.table.Result(s.worker(t, f[1]), s.call(t, f[2]).ID, r)
+	case "dying":
+		s.table.WorkerDying(s.worker(t, f[1]))
+	case "lost":
+		w := s.worker(t, f[1])
+		ops = s.table.WorkerLost(w, spec.Errorf(spec.CodeWorkerDied, "%s died", w.Name))
+	case "gone":
+		ops = s.table.ClusterGone(s.clusters[f[1]], spec.Errorf(spec.CodeWorkerDied, "%s is no more", f[1]))
+	case "callergone":
+		ops = s.table.CallerGone(1)
+	case "cancel":
+		ops = s.table.Cancel(s.call(t, f[1]))
+	case "overdue":
+		ops = s.table.Overdue(s.call(t, f[1]))
+	case "expire":
+		ops = s.table.Expire(s.call(t, f[1]))
+	case "expired":
+		ops = s.table.Expired(s.call(t, f[1]), "2s", nil)
+	case "wait":
+		ops = s.table.Wait(s.worker(t, f[1]), s.call(t, f[2]))
+	case "ack":
+		s.table.Acked(s.call(t, f[1]))
+	case "state":
+		return fmt.Sprintf("  %d calls\n", s.table.Len())
+	default:
+		t.Fatalf("unknown command %q", line)
+	}
+	return show(ops)
+}
+
+func show(ops []Op) string {
+	names := [...]string{"send", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks"}
+	var out strings.Builder
+	for _, op := range ops {
+		fmt.Fprintf(&out, "  %s %d", names[op.Do], op.Call.CallerID)
+		if op.Leg >= 0 {
+			fmt.Fprintf(&out, " %s", op.Call.Legs[op.Leg].Worker.Name)
+		}
+		if op.Err != nil {
+			fmt.Fprintf(&out, ": %s: %s", op.Err.Code, op.Err.Message)
+		}
+		out.WriteString("\n")
+	}
+	return out.String()
+}
+
+func (s *script) request(t *testing.T, f []string) Request {
+	id, _ := strconv.ParseUint(f[1], 10, 64)
+	name, method, _ := strings.Cut(f[2], ".")
+	r := Request{
+		Caller: 1, CallerID: id, Cluster: s.clusters[name], Method: method,
+		Split: has(f, "split"), Keep: has(f, "keep"), Collective: has(f, "collective"),
+		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"),
+	}
+	for _, text := range strings.FieldsFunc(option(f, "ranks"), func(r rune) bool { return r == ',' }) {
+		rank, _ := strconv.Atoi(text)
+		r.Ranks = append(r.Ranks, rank)
+	}
+	for _, text := range strings.FieldsFunc(option(f, "needs"), func(r rune) bool { return r == ',' }) {
+		dep, _ := strconv.ParseUint(text, 10, 64)
+		r.Futures = append(r.Futures, Future{CallerID: dep, Rank: -1})
+	}
+	if in := option(f, "in"); in != "" {
+		worker, parent, _ := strings.Cut(in, ":")
+		r.ParentWorker, r.Parent = s.worker(t, worker), s.call(t, parent).ID
+	}
+	return r
+}
+
+func (s *script) worker(t *testing.T, text string) *Worker {
+	t.Helper()
+	name, rank, _ := strings.Cut(text, "/")
+	n, err := strconv.Atoi(rank)
+	if err != nil || s.clusters[name] == nil {
+		t.Fatalf("no worker %q", text)
+	}
+	return s.clusters[name].Workers[n]
+}
+
+func (s *script) call(t *testing.T, text string) *Call {
+	t.Helper()
+	id, _ := strconv.ParseUint(text, 10, 64)
+	if c := s.table.FindCaller(1, id); c != nil {
+		return c
+	}
+	return &Call{ID: 1 << 60, State: Answered} // gone: events about it must do nothing
+}
+
+func has(f []string, word string) bool {
+	for _, x := range f {
+		if x == word {
+			return true
+		}
+	}
+	return false
+}
+
+func option(f []string, name string) string {
+	for _, x := range f {
+		if v, ok := strings.CutPrefix(x, name+"="); ok {
+			return v
+		}
+	}
+	return ""
+}
