@@ -57,6 +57,8 @@ var clock = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Ti
 
 // dependencies are the modules that Muster itself is linked with, and why.
 var dependencies = map[string]string{
+	"github.com/spf13/cobra":   "commands, flags and help as people expect them",
+	"github.com/spf13/pflag":   "cobra's flags",
 	"github.com/tinylib/msgp":  "generated msgpack codecs: no reflection on the call path",
 	"github.com/philhofer/fwd": "msgp's reader",
 	"golang.org/x/sys":         "subreapers, pidfds, descriptors over sockets",

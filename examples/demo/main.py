@@ -18,7 +18,7 @@ from muster import Cluster, ResourceManager, WorkerConfig
 from roles import ActorInfer, ActorTrain, Critic, Reference, RewardMath
 
 STEPS, SHOWN_EVERY, SAMPLES = 30, 3, 640
-RATE, KL_WEIGHT = 1.5, 0.01
+RATE, KL_WEIGHT = 0.2, 0.01
 
 # Trainer and engines share the first 16 GPUs; that is colocation, and normal.
 ROLES = {
