@@ -169,7 +169,7 @@ func (r *Request) share(p *Plan, c cutting, total int) error {
 			at += total // parts without rows follow those with
 			p.Parts = 2 * total
 		}
-		p.parts[rank] = int32(at) //nolint:gosec // at most twice the world size
+		p.parts[rank] = int32(at)
 	}
 	p.slices = make([]Slice, 0, p.Parts*p.args)
 	for part := range p.Parts {

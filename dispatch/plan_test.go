@@ -68,7 +68,7 @@ func TestRows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {
 		layout := anyLayout(rng)
-		if err := Check(layout); err != nil {
+		if err := spec.CheckLayout(layout); err != nil {
 			t.Fatal(err)
 		}
 		mode := modes[rng.IntN(len(modes))]
@@ -203,33 +203,11 @@ func TestAxes(t *testing.T) {
 	}
 }
 
-func TestCheck(t *testing.T) {
-	for _, layout := range [][]spec.RankInfo{grid(1, 1, 1, 1, megatron), grid(2, 3, 2, 2, megatron), grid(2, 3, 2, 2, "pdct")} {
-		if err := Check(layout); err != nil {
-			t.Error(err)
-		}
-	}
-	for what, spoil := range map[string]func([]spec.RankInfo){
-		"reports itself as rank 0 of 4":                  func(l []spec.RankInfo) { l[1].Rank = 0 },
-		"rank 3 of 5; it is rank 3 of 4":                 func(l []spec.RankInfo) { l[3].WorldSize = 5 },
-		"rank 2 reports tp_size 3, rank 0 reports 2":     func(l []spec.RankInfo) { l[2].TPSize = 3 },
-		"rank 1 reports tp_rank 2 of tp_size 2":          func(l []spec.RankInfo) { l[1].TPRank = 2 },
-		"rank 1 reports dp_rank -1 of dp_size 2":         func(l []spec.RankInfo) { l[1].DPRank = -1 },
-		"dp 2 x tp 2 x pp 1 x cp 2 does not make":        func(l []spec.RankInfo) { each(l, func(r *spec.RankInfo) { r.CPSize = 2 }) },
-		"does not make the world size 4":                 func(l []spec.RankInfo) { each(l, func(r *spec.RankInfo) { r.CPSize = math.MaxInt / 2 }) },
-		"rank 0 reports cp_rank 0 of cp_size 0":          func(l []spec.RankInfo) { each(l, func(r *spec.RankInfo) { r.CPSize = 0 }) },
-		"ranks 0 and 1 both report dp_rank 0, tp_rank 0": func(l []spec.RankInfo) { l[1].TPRank = 0 },
-	} {
-		layout := grid(2, 2, 1, 1, megatron)
-		spoil(layout)
-		err := Check(layout)
-		if !errors.Is(err, &spec.Error{Code: spec.CodeLayout}) || !strings.Contains(err.Error(), what) {
-			t.Errorf("want %q, error is %v", what, err)
-		}
-		planAnything(layout)
-	}
-	if Check(nil) == nil {
-		t.Error("a layout of no ranks passes")
+// TestDefaultLayout: what these tests call the default layout is spec's.
+func TestDefaultLayout(t *testing.T) {
+	want, err := spec.Layout(24, spec.Shape{TP: 2, PP: 2, CP: 3})
+	if got := grid(2, 2, 2, 3, megatron); err != nil || !slices.Equal(got, want) {
+		t.Fatalf("%v, want %v (%v)", got, want, err)
 	}
 }
 
@@ -239,8 +217,8 @@ func each(l []spec.RankInfo, do func(*spec.RankInfo)) {
 	}
 }
 
-// planAnything makes plans for a layout that Check may have refused: none may
-// panic, whatever workers report.
+// planAnything makes plans for a layout that was not checked: none may panic,
+// whatever workers report.
 func planAnything(layout []spec.RankInfo) {
 	for _, mode := range modes {
 		for _, execute := range []string{ExecuteAll, ExecuteRankZero} {
@@ -270,6 +248,7 @@ func TestPlanOfBadLayouts(t *testing.T) {
 		layout := grid(2, 2, 1, 1, megatron)
 		spoil(layout)
 		r := Request{Method: "f", Mode: mode, Layout: layout, Args: args}
+		planAnything(layout)
 		_, err := r.Plan()
 		if !errors.Is(err, &spec.Error{Code: spec.CodeLayout}) || !strings.Contains(err.Error(), what) {
 			t.Errorf("want %q, error is %v", what, err)
@@ -294,7 +273,6 @@ func FuzzPlan(f *testing.F) {
 				DPRank: rng.IntN(8) - 1, TPRank: rng.IntN(3), PPRank: rng.IntN(3), CPRank: rng.IntN(3),
 			}
 		}
-		_ = Check(layout)
 		planAnything(layout)
 	})
 }

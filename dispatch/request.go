@@ -44,7 +44,7 @@ type Request struct {
 	// results come back; only for modes that cut nothing. Of a mode that keeps
 	// one result it is that of Ranks[0].
 	Ranks  []int
-	Layout []spec.RankInfo // of every rank; Check has passed it
+	Layout []spec.RankInfo // of every rank; see spec.CheckLayout
 	Args   []Arg
 }
 

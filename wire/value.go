@@ -114,7 +114,7 @@ func readHead(b []byte, i int) (valueHead, error) {
 		if i >= len(b) {
 			return valueHead{}, shortValue(b)
 		}
-		h.code = int8(b[i]) //nolint:gosec // the code is a signed byte
+		h.code = int8(b[i])
 		h.start++
 		h.end = h.start + n
 	case nothing:

@@ -46,7 +46,7 @@ func (v *Value) append(raw []byte, n int, bufs [][]byte) error {
 		if err := CheckSize(0, len(v.Bufs)+int(n)); err != nil {
 			return err
 		}
-		binary.LittleEndian.PutUint32(own[pos:], uint32(len(v.Bufs))) //nolint:gosec // checked above
+		binary.LittleEndian.PutUint32(own[pos:], uint32(len(v.Bufs)))
 		v.Bufs = append(v.Bufs, bufs[first:first+n]...)
 		return nil
 	})
@@ -193,9 +193,9 @@ func appendArrayHead(dst []byte, n int) []byte {
 	case 1:
 		return append(dst, 0x90|byte(n))
 	case 3:
-		return binary.BigEndian.AppendUint16(append(dst, 0xdc), uint16(n)) //nolint:gosec // see above
+		return binary.BigEndian.AppendUint16(append(dst, 0xdc), uint16(n))
 	}
-	return binary.BigEndian.AppendUint32(append(dst, 0xdd), uint32(n)) //nolint:gosec // see above
+	return binary.BigEndian.AppendUint32(append(dst, 0xdd), uint32(n))
 }
 
 func appendMapHead(dst []byte, n int) []byte {
@@ -203,21 +203,21 @@ func appendMapHead(dst []byte, n int) []byte {
 	case n < 16:
 		return append(dst, 0x80|byte(n))
 	case n <= math.MaxUint16:
-		return binary.BigEndian.AppendUint16(append(dst, 0xde), uint16(n)) //nolint:gosec // see above
+		return binary.BigEndian.AppendUint16(append(dst, 0xde), uint16(n))
 	}
-	return binary.BigEndian.AppendUint32(append(dst, 0xdf), uint32(n)) //nolint:gosec // see above
+	return binary.BigEndian.AppendUint32(append(dst, 0xdf), uint32(n))
 }
 
 func appendExtHead(dst []byte, code int8, size int) []byte {
 	switch {
 	case size == 1, size == 2, size == 4, size == 8, size == 16:
-		dst = append(dst, 0xd4+byte(bits.TrailingZeros(uint(size)))) //nolint:gosec // see above
+		dst = append(dst, 0xd4+byte(bits.TrailingZeros(uint(size))))
 	case size <= math.MaxUint8:
 		dst = append(dst, 0xc7, byte(size))
 	case size <= math.MaxUint16:
-		dst = binary.BigEndian.AppendUint16(append(dst, 0xc8), uint16(size)) //nolint:gosec // see above
+		dst = binary.BigEndian.AppendUint16(append(dst, 0xc8), uint16(size))
 	default:
-		dst = binary.BigEndian.AppendUint32(append(dst, 0xc9), uint32(size)) //nolint:gosec // see above
+		dst = binary.BigEndian.AppendUint32(append(dst, 0xc9), uint32(size))
 	}
 	return append(dst, byte(code))
 }

@@ -41,7 +41,7 @@ func (a *Arg) Future() (call uint64, rank int) {
 	if a.Kind != ArgFuture {
 		return 0, -1
 	}
-	return binary.LittleEndian.Uint64(a.body), int(int32(binary.LittleEndian.Uint32(a.body[8:]))) //nolint:gosec // i32 on the wire
+	return binary.LittleEndian.Uint64(a.body), int(int32(binary.LittleEndian.Uint32(a.body[8:])))
 }
 
 // Payload is the arguments of a call, taken apart but not decoded. It points
@@ -250,7 +250,7 @@ func (a *Arg) index() error {
 		}
 		n += step
 		if n%e.step == 0 {
-			marks = append(marks, uint32(i)) //nolint:gosec // a frame is at most MaxFrame bytes
+			marks = append(marks, uint32(i))
 		}
 	}
 	if i != len(a.body) {
