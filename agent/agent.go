@@ -1,0 +1,252 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+const (
+	// lostGrace is from TERM to KILL when nobody is left who could wish for more.
+	lostGrace = 2 * time.Second
+	// settleEvery is how long the kernel's OOM kills may wait for a worker's
+	// death to explain.
+	settleEvery = 5 * time.Second
+	helloBound  = 10 * time.Second
+)
+
+// agent is the state of a running agent.
+type agent struct {
+	join    backend.Join
+	socket  string
+	files   uint64
+	reaper  *process.Reaper
+	head    *wire.Conn
+	out     *outbox
+	oom     *oomLedger
+	zygotes *zygotes
+	relay   *relay
+	ports   ports
+
+	mu      sync.Mutex
+	workers map[uint32]*worker
+	ending  bool
+}
+
+// Run is the agent of one node, from joining the head until everything that it
+// started is gone. It returns nil after an orderly end: ctx ended, or the head
+// or the owner left. The process becomes a child subreaper and waits for every
+// child of its own, so it must have no other work.
+func Run(ctx context.Context, join backend.Join) error {
+	devices, err := findDevices(ctx, join.Virtual) // first: it may run programs
+	if err != nil {
+		return fmt.Errorf("node %s: %w", join.Name, err)
+	}
+	a := &agent{join: join, files: raiseFiles(), workers: map[uint32]*worker{}, oom: newOOMLedger(os.DirFS("/"))}
+	if a.reaper, err = process.NewReaper(); err != nil {
+		return err
+	}
+	defer a.reaper.Close()
+
+	var owner <-chan struct{}
+	if join.Owner != 0 {
+		watch, err := process.NewWatch(join.Owner)
+		if errors.Is(err, syscall.ESRCH) {
+			return nil // whom all this is for has left already
+		}
+		if err != nil {
+			return err
+		}
+		defer watch.Close()
+		owner = watch.Done()
+	}
+	listener, err := a.listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close() // removes the socket too
+	if err := a.dial(devices); err != nil {
+		return err
+	}
+	a.relay = newRelay(a.head)
+	a.out = newOutbox(a.head)
+	a.zygotes = &zygotes{
+		node: join.Name, logDir: join.LogDir, reaper: a.reaper, out: a.out,
+		byKey: map[string]*zygote{}, all: map[*zygote]bool{},
+	}
+	background, stop := context.WithCancel(context.Background())
+	defer stop()
+	go a.out.run(background)
+	go a.settleOOM(background)
+	go a.accept(listener)
+
+	headGone := make(chan error, 1)
+	go func() { headGone <- a.serveHead(background) }()
+	var lost error
+	why := "the agent was told to end"
+	select {
+	case <-ctx.Done():
+	case <-owner:
+		why = "the process that all this was for has ended"
+	case lost = <-headGone:
+		why = "the head is gone"
+		headGone <- lost
+	}
+	a.endAll(why)
+	listener.Close()
+	a.head.Close()
+	// Without a head nobody else removes the folder; with one, it is still its.
+	if err := <-headGone; !errors.Is(err, net.ErrClosed) {
+		removeDir(join)
+	}
+	if lost == nil || errors.Is(lost, io.EOF) || errors.Is(lost, syscall.ECONNRESET) {
+		return nil
+	}
+	return fmt.Errorf("lost the head: %w", lost)
+}
+
+// listen opens the socket that workers dial.
+func (a *agent) listen() (*net.UnixListener, error) {
+	a.socket = socketPath(a.join)
+	if limit := len(syscall.RawSockaddrUnix{}.Path); len(a.socket) >= limit {
+		return nil, spec.Errorf(spec.CodeInvalid, "the socket's path %s has %d bytes, the kernel takes %d: set XDG_RUNTIME_DIR or TMPDIR to a shorter folder", a.socket, len(a.socket), limit-1)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: a.socket, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("node %s cannot listen for its workers: %w", a.join.Name, err)
+	}
+	if err := os.Chmod(a.socket, 0o600); err != nil {
+		listener.Close()
+		return nil, fmt.Errorf("node %s cannot listen for its workers: %w", a.join.Name, err)
+	}
+	return listener, nil
+}
+
+func socketPath(join backend.Join) string {
+	return filepath.Join(join.Dir, fmt.Sprintf("agent-%d.sock", join.Node))
+}
+
+// dial joins the head.
+func (a *agent) dial(devices []spec.Device) error {
+	conn, err := wire.Dial(a.join.Head)
+	if err != nil {
+		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+	}
+	hello := wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: report(a.join, devices, a.files)}
+	if _, err := wire.Join(conn, hello); err != nil {
+		conn.Close()
+		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+	}
+	a.head = conn
+	return nil
+}
+
+// accept takes connections of workers until the listener is closed.
+func (a *agent) accept(listener *net.UnixListener) {
+	for {
+		nc, err := listener.Accept()
+		switch {
+		case err == nil:
+			go a.serve(nc)
+		case errors.Is(err, net.ErrClosed):
+			return
+		default:
+			e := limitError(spec.Errorf(spec.CodeLimit, "muster: node %s cannot take a worker's connection: %v", a.join.Name, err), err)
+			a.out.add(0, "agent", "", e.Message)
+			a.out.ring()
+			time.Sleep(time.Second) // it will not be better at once
+		}
+	}
+}
+
+func (a *agent) serve(nc net.Conn) {
+	conn := wire.NewConn(nc)
+	_ = nc.SetReadDeadline(time.Now().Add(helloBound))
+	hello, err := wire.ReadHello(conn)
+	if err != nil {
+		wire.Refuse(conn, spec.AsError(err))
+		return
+	}
+	_ = nc.SetReadDeadline(time.Time{})
+	switch hello.Role {
+	case wire.RoleControl:
+		a.serveControl(conn, hello)
+	case wire.RoleWorker, wire.RoleController, wire.RoleEvents:
+		a.relay.serve(conn, hello)
+	default:
+		wire.Refuse(conn, spec.Errorf(spec.CodeProtocol, "an agent takes no connection of role %q", hello.Role))
+	}
+}
+
+func (a *agent) worker(number uint32) *worker {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.workers[number]
+}
+
+func (a *agent) forget(w *worker) {
+	a.mu.Lock()
+	delete(a.workers, w.start.Number)
+	a.mu.Unlock()
+	close(w.gone)
+}
+
+func (a *agent) settleOOM(ctx context.Context) {
+	tick := time.NewTicker(settleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			a.oom.settle()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// endAll ends everything that the agent has, for good.
+func (a *agent) endAll(why string) {
+	a.mu.Lock()
+	a.ending = true
+	var all []*worker
+	for _, w := range a.workers {
+		all = append(all, w)
+	}
+	a.mu.Unlock()
+	a.relay.close()
+	for _, w := range all {
+		w.end(lostGrace, why)
+	}
+	for _, w := range all {
+		if err := w.waitGone(lostGrace); err != nil {
+			fmt.Fprintln(os.Stderr, "muster agent:", err)
+		}
+	}
+	a.zygotes.stop(true)
+	if err := a.clear(); err != nil {
+		fmt.Fprintln(os.Stderr, "muster agent:", err)
+	}
+	a.ports.releaseAll()
+}
+
+// removeDir removes the session's folder, unless it could hold what must stay.
+func removeDir(join backend.Join) {
+	dir := filepath.Clean(join.Dir)
+	if !filepath.IsAbs(dir) || filepath.Dir(dir) == dir || strings.HasPrefix(filepath.Clean(join.LogDir)+"/", dir+"/") {
+		return
+	}
+	_ = os.RemoveAll(dir)
+}

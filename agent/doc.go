@@ -1,0 +1,20 @@
+// Package agent is the one process per node that starts, watches and reaps that
+// node's workers, keeps their logs, holds ports, tells stacks, and relays calls
+// where workers do not reach the head themselves; and the warden around it.
+//
+// A worker's life at the agent:
+//
+//	state     means                            left by
+//	asked     registered, no process yet       fork answered -> running; stop, failure -> gone
+//	running   has a process, maybe no control  reaped -> ending; stop: TERM, grace, KILL
+//	ending    what it left is being cleared    children and log pipe at their end -> gone
+//	gone      told by the notice exited        (a worker without a process is told by the failed start)
+//
+// Supervision is the kernel's (package process): zygotes are children, workers
+// become children when the zygote's second fork loses its parent, all carry
+// PDEATHSIG, and a child nobody announced is left over from a dead worker.
+//
+// The package imports wire, spec, backend, device and process. It never decides
+// which worker runs where, never reads what calls carry, and never dials a
+// worker.
+package agent

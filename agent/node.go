@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/device"
+	"github.com/muster-rl/muster/spec"
+)
+
+// report is what the agent tells of its node.
+func report(join backend.Join, devices []spec.Device, files uint64) *spec.Node {
+	return &spec.Node{
+		Index: join.Node, Name: join.Name, Address: "127.0.0.1",
+		Cores: runtime.NumCPU(), Memory: memory(os.DirFS("/")), Files: files,
+		Virtual: join.Virtual >= 0, Devices: devices, Pid: os.Getpid(),
+	}
+}
+
+// memory is what this node may use, in bytes: the machine's, or its cgroup's
+// limit where that is less; 0 if it cannot be told.
+func memory(root fs.FS) uint64 {
+	total := uint64(0)
+	text, _ := fs.ReadFile(root, "proc/meminfo")
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == "MemTotal:" {
+			n, _ := strconv.ParseUint(fields[1], 10, 64)
+			total = n << 10
+		}
+	}
+	for _, place := range []string{"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"} {
+		if text, err := fs.ReadFile(root, place); err == nil {
+			if limit, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && limit > 0 && (total == 0 || limit < total) {
+				total = limit
+			}
+		}
+	}
+	return total
+}
+
+// devicesBound is how long a driver may take to say what there is.
+const devicesBound = 30 * time.Second
+
+// findDevices returns virtual devices, or the machine's where virtual is -1.
+func findDevices(ctx context.Context, virtual int) ([]spec.Device, error) {
+	if virtual >= 0 {
+		return device.Virtual(virtual), nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, devicesBound)
+	defer cancel()
+	return device.Find(ctx, device.Here())
+}

@@ -1,0 +1,275 @@
+package agent
+
+import (
+	"context"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// serveHead reads the head's frames until the connection ends.
+func (a *agent) serveHead(ctx context.Context) error {
+	for {
+		f, err := a.head.Read()
+		if err != nil {
+			return err
+		}
+		switch {
+		case f.Peer != 0:
+			a.relay.deliver(f)
+		case f.Kind == wire.KindFanout:
+			if err := a.relay.fanout(f); err != nil {
+				return err
+			}
+		case f.Kind == wire.KindRequest:
+			a.request(ctx, f)
+		}
+		if !a.head.Buffered() {
+			a.relay.flush()
+		}
+	}
+}
+
+// request answers a request of the head. What must keep the order of requests
+// (who is started, who is asked to end) happens here, the waiting elsewhere.
+func (a *agent) request(ctx context.Context, f wire.Frame) {
+	verb, body, err := wire.ReadVerb(f.Body)
+	var do func() (msgp.Marshaler, error)
+	if err == nil {
+		do, err = a.prepare(ctx, verb, body)
+	}
+	id := f.ID
+	if err != nil {
+		a.respond(id, nil, err)
+		return
+	}
+	go func() {
+		m, err := do()
+		a.respond(id, m, err)
+	}()
+}
+
+func (a *agent) respond(id uint64, m msgp.Marshaler, err error) {
+	if err != nil {
+		e := *spec.AsError(err)
+		if e.Node == "" {
+			e.Node = a.join.Name
+		}
+		err = &e
+	}
+	wire.Respond(a.head, id, m, err)
+}
+
+func read(verb string, body []byte, m msgp.Unmarshaler) error {
+	if _, err := m.UnmarshalMsg(body); err != nil {
+		return spec.Errorf(spec.CodeProtocol, "the request %s cannot be read: %v", verb, err)
+	}
+	return nil
+}
+
+func (a *agent) prepare(ctx context.Context, verb string, body []byte) (func() (msgp.Marshaler, error), error) {
+	switch verb {
+	case "warm":
+		var req wire.Warm
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) { return &wire.Empty{}, a.warm(req) }, err
+	case "start":
+		req := &wire.Start{}
+		if err := read(verb, body, req); err != nil {
+			return nil, err
+		}
+		workers, err := a.register(req)
+		return func() (msgp.Marshaler, error) { return a.startWorkers(req, workers) }, err
+	case "stop":
+		var req wire.Stop
+		if err := read(verb, body, &req); err != nil {
+			return nil, err
+		}
+		workers := a.askToEnd(req)
+		return func() (msgp.Marshaler, error) { return &wire.Empty{}, a.waitForEnd(req, workers) }, nil
+	case "stacks":
+		var req wire.StacksRequest
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) { return a.stacks(req), nil }, err
+	case "cancel":
+		var req wire.CancelLeg
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) { return a.cancel(ctx, req) }, err
+	case "clear":
+		var req wire.CancelLeg
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) { return a.lift(ctx, req) }, err
+	case "hold_ports":
+		var req wire.HoldPorts
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) {
+			held, err := a.ports.hold(req.Cluster, req.Count)
+			return &wire.Ports{Ports: held}, err
+		}, err
+	case "release_ports":
+		var req wire.HoldPorts
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) {
+			a.ports.release(req.Cluster)
+			return &wire.Empty{}, nil
+		}, err
+	}
+	return nil, spec.Errorf(spec.CodeProtocol, "an agent knows no request %q", verb)
+}
+
+// warm starts a zygote and says how its loading went.
+func (a *agent) warm(req wire.Warm) error {
+	z, err := a.zygotes.get(req.Runtime, nil)
+	if err != nil {
+		return err
+	}
+	<-z.ready
+	return z.loadErr
+}
+
+// register takes note of the workers of a start, so that a stop that comes
+// after it finds them.
+func (a *agent) register(req *wire.Start) ([]*worker, error) {
+	per := filesPerWorker
+	if a.join.Relay {
+		per += filesPerRelay
+		req.Setup.CallAddress = a.socket
+	}
+	if req.Start == "spawn" {
+		per += filesPerSpawn
+	}
+	req.Setup.ControlAddress = a.socket
+	req.Setup.Node = a.join.Name
+	req.Setup.LogDir = a.join.LogDir
+	if err := checkFiles(a.join.Name, len(req.Workers), per, openFiles(), a.files); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ending {
+		return nil, spec.Errorf(spec.CodeStartup, "node %s is stopping and starts no workers", a.join.Name)
+	}
+	workers := make([]*worker, 0, len(req.Workers))
+	for _, start := range req.Workers {
+		if a.workers[start.Number] != nil {
+			for _, w := range workers {
+				delete(a.workers, w.start.Number)
+			}
+			return nil, spec.Errorf(spec.CodeInvalid, "node %s has a worker %d already", a.join.Name, start.Number)
+		}
+		w := newWorker(start)
+		a.workers[start.Number] = w
+		workers = append(workers, w)
+	}
+	return workers, nil
+}
+
+// startWorkers gives every worker a process, all at once, or none: when one
+// fails the others are ended, and the error is that of the first to fail.
+func (a *agent) startWorkers(req *wire.Start, workers []*worker) (*wire.Started, error) {
+	failures := make(chan error, len(workers))
+	for _, w := range workers {
+		go func() {
+			err := a.launch(w, req)
+			if err != nil {
+				a.abandon(w)
+			}
+			failures <- err
+		}()
+	}
+	var first error
+	for range workers {
+		err := <-failures
+		if err == nil || first != nil {
+			continue
+		}
+		first = err
+		for _, other := range workers {
+			other.end(0, "another worker of its cluster could not be started")
+		}
+	}
+	if first != nil {
+		for _, w := range workers {
+			_ = w.waitGone(0)
+		}
+		return nil, first
+	}
+	started := &wire.Started{Pids: make(map[uint32]int, len(workers))}
+	for _, w := range workers {
+		started.Pids[w.start.Number] = w.process().Pid()
+	}
+	return started, nil
+}
+
+// abandon forgets a worker that got no process.
+func (a *agent) abandon(w *worker) {
+	w.mu.Lock()
+	output := w.output
+	w.mu.Unlock()
+	if output != nil {
+		output.drain()
+		a.out.flush(nil)
+	}
+	a.forget(w)
+}
+
+// askToEnd begins a stop and returns whom it is about. Workers that are gone
+// already are no error: their end and the request crossed.
+func (a *agent) askToEnd(req wire.Stop) []*worker {
+	a.mu.Lock()
+	var workers []*worker
+	if req.All {
+		for _, w := range a.workers {
+			workers = append(workers, w)
+		}
+	} else {
+		for _, number := range req.Workers {
+			if w := a.workers[number]; w != nil {
+				workers = append(workers, w)
+			}
+		}
+	}
+	a.mu.Unlock()
+	for _, w := range workers {
+		w.end(seconds(req.GraceSeconds), req.Why)
+	}
+	return workers
+}
+
+func (a *agent) waitForEnd(req wire.Stop, workers []*worker) error {
+	var first error
+	for _, w := range workers {
+		if err := w.waitGone(seconds(req.GraceSeconds)); err != nil && first == nil {
+			first = err
+		}
+	}
+	if req.All {
+		a.zygotes.stop(false)
+		if err := a.clear(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// waitGone waits until nothing of the worker is left; not for ever, for a
+// process in an uninterruptible wait does not die even of SIGKILL.
+func (w *worker) waitGone(grace time.Duration) error {
+	timer := time.NewTimer(grace + clearBound + 2*drainBound)
+	defer timer.Stop()
+	select {
+	case <-w.gone:
+		return nil
+	case <-timer.C:
+	}
+	said := "it has no process"
+	if child := w.process(); child != nil {
+		said = describe(child.Pid())
+	}
+	return spec.Errorf(spec.CodeTimeout, "%s does not end although it was killed (%s): the kernel keeps it, often for a device or a network file system", w.start.Name, said)
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

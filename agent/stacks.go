@@ -1,0 +1,123 @@
+package agent
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+const (
+	stacksSignal = 10 // SIGRTMIN+10: faulthandler dumps on it, which needs no GIL
+	stacksBound  = time.Second
+	stacksQuiet  = 30 * time.Millisecond // no more came for this long: the dump is whole
+	stacksTick   = 2 * time.Millisecond
+	stacksLimit  = 1 << 20
+)
+
+// stacks asks every named worker at once what it is doing. Each gets an answer:
+// its stacks, or what else can be told of it.
+func (a *agent) stacks(req wire.StacksRequest) *wire.StacksAnswer {
+	answer := &wire.StacksAnswer{Stacks: make([]spec.Stack, len(req.Workers))}
+	var all sync.WaitGroup
+	for i, number := range req.Workers {
+		w := a.worker(number)
+		if w == nil {
+			answer.Stacks[i] = spec.Stack{Rank: -1, Worker: fmt.Sprintf("worker %d", number), Node: a.join.Name, Text: "it has ended"}
+			continue
+		}
+		all.Go(func() {
+			answer.Stacks[i] = spec.Stack{Rank: w.start.Rank, Worker: w.start.Name, Node: a.join.Name, Text: w.stackText()}
+		})
+	}
+	all.Wait()
+	return answer
+}
+
+func (w *worker) stackText() string {
+	w.dumping.Lock()
+	defer w.dumping.Unlock()
+	w.mu.Lock()
+	child, control := w.child, w.control
+	w.mu.Unlock()
+	switch {
+	case child == nil:
+		return "it has no process yet: it waits for its zygote or its interpreter"
+	case control == nil || control.stacksFd <= 0:
+		// The signal would kill a process that has no handler for it yet.
+		return fmt.Sprintf("it is not up yet, so it has no Python stacks to tell (%s)", describe(child.Pid()))
+	}
+	text, err := dump(child, control.stacksFd)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("its stacks cannot be read: %v (%s)", err, describe(child.Pid()))
+	case text == "":
+		return fmt.Sprintf("it did not tell its stacks within %v (%s)", stacksBound, describe(child.Pid()))
+	}
+	return text
+}
+
+// dump has a process write its stacks to the file that it keeps for them, and
+// reads it until no more comes. The file is opened through /proc: it has no
+// name, so there is nothing to clean up.
+func dump(child *process.Child, fd int) (string, error) {
+	file, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", child.Pid(), fd), os.O_RDWR, 0)
+	if err != nil {
+		return "", err
+	}
+	defer file.Close()
+	if err := file.Truncate(0); err != nil {
+		return "", err
+	}
+	child.Signal(process.RealTime(stacksSignal))
+	tick := time.NewTicker(stacksTick)
+	defer tick.Stop()
+	began := time.Now()
+	changed, size := began, int64(0)
+	for {
+		select {
+		case <-child.Done():
+			return "", fmt.Errorf("it ended: %v", child.Exit())
+		case now := <-tick.C:
+			info, err := file.Stat()
+			if err != nil {
+				return "", err
+			}
+			if info.Size() != size {
+				changed, size = now, info.Size()
+			}
+			if (size > 0 && now.Sub(changed) >= stacksQuiet) || now.Sub(began) >= stacksBound {
+				text, err := io.ReadAll(io.NewSectionReader(file, 0, stacksLimit))
+				return string(bytes.ToValidUTF8(text, []byte("?"))), err
+			}
+		}
+	}
+}
+
+// describe says what the kernel tells of a process.
+func describe(pid int) string {
+	said := []string{fmt.Sprintf("pid %d", pid)}
+	if status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)); err == nil {
+		for line := range strings.Lines(string(status)) {
+			if state, ok := strings.CutPrefix(line, "State:"); ok {
+				said = append(said, "state "+strings.Join(strings.Fields(state), " "))
+			}
+		}
+	}
+	if where, err := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid)); err == nil && len(where) > 1 {
+		said = append(said, "in the kernel's "+string(where))
+	}
+	if call, err := os.ReadFile(fmt.Sprintf("/proc/%d/syscall", pid)); err == nil {
+		if number, _, ok := strings.Cut(strings.TrimSpace(string(call)), " "); ok {
+			said = append(said, "system call "+number)
+		}
+	}
+	return strings.Join(said, ", ")
+}

@@ -1,0 +1,97 @@
+package agent
+
+import (
+	"fmt"
+	"path/filepath"
+	"sync"
+
+	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/spec"
+)
+
+// zygotes keeps one zygote per key, started when it is first needed and again
+// when it is needed after its end.
+type zygotes struct {
+	node   string
+	logDir string
+	reaper *process.Reaper
+	out    *outbox
+
+	mu    sync.Mutex
+	byKey map[string]*zygote
+	all   map[*zygote]bool
+	shut  bool
+}
+
+// get returns the zygote for workers of such an environment, loading or loaded.
+func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) {
+	key := zygoteKey(rt, env)
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	if zs.shut {
+		return nil, spec.Errorf(spec.CodeStartup, "node %s is stopping", zs.node)
+	}
+	if z := zs.byKey[key]; z != nil {
+		select {
+		case <-z.child.Done():
+		default:
+			return z, nil
+		}
+	}
+	z, err := zs.start(rt, env)
+	if err != nil {
+		return nil, err
+	}
+	zs.byKey[key], zs.all[z] = z, true
+	go z.load()
+	go func() {
+		z.watch()
+		zs.mu.Lock()
+		defer zs.mu.Unlock()
+		delete(zs.all, z)
+		if zs.byKey[key] == z {
+			delete(zs.byKey, key)
+		}
+	}()
+	return z, nil
+}
+
+func (zs *zygotes) start(rt spec.Runtime, env map[string]string) (*zygote, error) {
+	path := filepath.Join(zs.logDir, "zygote-"+fileName(zs.node)+".log")
+	output, writer, err := openStream(zs.out, path, 0, "zygote")
+	if err != nil {
+		return nil, limitError(spec.Errorf(spec.CodeStartup, "cannot start a zygote on node %s: %v", zs.node, err), err)
+	}
+	child, l, err := startPython(zs.reaper, zs.node, "zygote", rt, zygoteEnv(rt, env), writer)
+	writer.Close()
+	if err != nil {
+		return nil, err
+	}
+	return &zygote{
+		node: zs.node, runtime: rt, reaper: zs.reaper, child: child, line: l, output: output,
+		ready: make(chan struct{}), gone: make(chan struct{}),
+	}, nil
+}
+
+// unsafe words, once per zygote, why its workers are spawned.
+func (zs *zygotes) tellUnsafe(z *zygote) {
+	zs.out.add(0, "zygote", "", fmt.Sprintf("muster: workers on node %s are spawned instead of forked, which is slower: %s", zs.node, z.why))
+	zs.out.ring()
+}
+
+// stop ends every zygote and waits until they are gone; shut: for good.
+func (zs *zygotes) stop(shut bool) {
+	zs.mu.Lock()
+	zs.shut = zs.shut || shut
+	var all []*zygote
+	for z := range zs.all {
+		all = append(all, z)
+	}
+	zs.mu.Unlock()
+	for _, z := range all {
+		z.kill()
+	}
+	for _, z := range all {
+		<-z.gone
+	}
+}
