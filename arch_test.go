@@ -34,6 +34,7 @@ var layers = map[string]int{
 	"backend":   4,
 	"device":    2,
 	"process":   1,
+	"session":   1,
 	"wire":      3,
 	"placement": 2,
 	"dispatch":  2,

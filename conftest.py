@@ -104,7 +104,8 @@ def _named_memory() -> set[str]:
 
 
 def _sessions(base: Path) -> set[str]:
-    return {str(p.relative_to(base)) for p in base.glob("muster-*/*")}
+    """Folders of running heads; logs stay, by design."""
+    return {str(p.relative_to(base)) for p in base.glob("muster-*/*") if p.name != "logs"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -113,13 +114,13 @@ def _own_run() -> Iterator[Path]:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     base = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))
-    saved = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = str(base)
+    saved = os.environ.get("MUSTER_DIR")
+    os.environ["MUSTER_DIR"] = str(base)
     yield base
     if saved is None:
-        del os.environ["XDG_RUNTIME_DIR"]
+        del os.environ["MUSTER_DIR"]
     else:
-        os.environ["XDG_RUNTIME_DIR"] = saved
+        os.environ["MUSTER_DIR"] = saved
     shutil.rmtree(base, ignore_errors=True)
 
 

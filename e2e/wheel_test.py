@@ -19,7 +19,8 @@ def clean_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("MUSTER_", "PYTHON", "MAKE", "MFLAGS", "VIRTUAL_ENV"))
+        if name == "MUSTER_DIR"
+        or not name.startswith(("MUSTER_", "PYTHON", "MAKE", "MFLAGS", "VIRTUAL_ENV"))
     }
 
 
