@@ -161,6 +161,9 @@ func (t *Table) FindCaller(caller uint32, id uint64) *Call {
 	return t.byCaller[callerKey{caller, id}]
 }
 
+// Ended says that no leg is out any more.
+func (c *Call) Ended() bool { return c.left == 0 }
+
 // Out returns the legs of c that are out, by index.
 func (c *Call) Out() []int {
 	var out []int

@@ -29,10 +29,11 @@ type pending struct {
 	plan    dispatch.Plan
 	parts   []wire.Value // nil: every rank gets the payload as it came
 
-	waits    []call.Future
-	timeout  time.Duration
-	timer    *time.Timer
-	reported bool // a rank told a new place of its own
+	waits   []call.Future
+	timeout time.Duration
+	timer   *time.Timer
+	reports map[int]spec.RankInfo // places that ranks told as of this call
+	layout  *spec.Error           // what is wrong with them
 }
 
 var rankZero = []int{0}
@@ -239,6 +240,11 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		r.Body = rest
 	}
 	c, ops := h.table.Result(&w.Worker, call.ID(f.ID), r)
+	if c != nil && c.Ended() {
+		if p := c.Data.(*pending); p.reports != nil {
+			p.layout = p.cluster.adoptLocked(p.reports)
+		}
+	}
 	h.ordersLocked(ops, b)
 	if h.throttled > 0 {
 		h.free.Broadcast()
@@ -276,9 +282,12 @@ func (h *Head) reportedLocked(w *worker, id call.ID, body []byte) ([]byte, error
 	if err != nil || n != 2 {
 		return nil, spec.Errorf(spec.CodeProtocol, "%s: a rank report that cannot be read: %v", w.Name, err)
 	}
-	w.cluster.reportLocked(w.Rank, info)
 	if c := h.table.Find(id); c != nil {
-		c.Data.(*pending).reported = true
+		p := c.Data.(*pending)
+		if p.reports == nil {
+			p.reports = map[int]spec.RankInfo{}
+		}
+		p.reports[w.Rank] = info
 	}
 	return rest, nil
 }
@@ -367,8 +376,8 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 		hd.Flags, hd.Ack = wire.FlagRank, uint32(op.Leg) //nolint:gosec // a leg's index
 	}
 	err := op.Err
-	if err == nil && p.reported {
-		err = p.cluster.checkReport()
+	if err == nil {
+		err = p.layout
 	}
 	var v wire.Value
 	if err == nil {

@@ -27,7 +27,8 @@ type cluster struct {
 	workers      []*worker
 	methods      map[string]*method
 	desc         spec.Description
-	ranks        []spec.RankInfo // the layout in force; replaced, never changed
+	ranks        []spec.RankInfo       // the layout in force; replaced, never changed
+	reports      map[int]spec.RankInfo // of constructors
 	ready        int
 	settled      chan struct{} // closed when all are ready or the first failed
 	failed       *spec.Error
@@ -239,7 +240,10 @@ func (h *Head) readyLocked(w *worker, r wire.Ready) {
 		}
 	}
 	if r.Info != nil {
-		cl.reportLocked(w.Rank, *r.Info)
+		if cl.reports == nil {
+			cl.reports = map[int]spec.RankInfo{}
+		}
+		cl.reports[w.Rank] = *r.Info
 	}
 	cl.ready++
 	if cl.ready < len(cl.workers) {
@@ -248,9 +252,11 @@ func (h *Head) readyLocked(w *worker, r wire.Ready) {
 		}
 		return
 	}
-	if err := cl.checkReport(); err != nil {
-		cl.failLocked(err)
-		return
+	if cl.reports != nil { // by constructors
+		if err := cl.adoptLocked(cl.reports); err != nil {
+			cl.failLocked(err)
+			return
+		}
 	}
 	if cl.failed == nil {
 		cl.settle()

@@ -6,22 +6,20 @@ import (
 	"github.com/muster-rl/muster/spec"
 )
 
-// reportLocked takes a rank's own word on its place. It counts at once: a layout
-// that is half reported is only judged when the call that reports it ends.
-func (cl *cluster) reportLocked(rank int, info spec.RankInfo) {
+// adoptLocked takes the places that ranks reported, all of one call at once: a
+// layout that is half reported is never in force. An impossible one is refused
+// and changes nothing.
+func (cl *cluster) adoptLocked(reports map[int]spec.RankInfo) *spec.Error {
 	ranks := slices.Clone(cl.ranks)
-	ranks[rank] = info
-	cl.ranks = ranks
-}
-
-// checkReport judges the layout in force.
-func (cl *cluster) checkReport() *spec.Error {
-	err := spec.CheckLayout(cl.ranks)
-	if err == nil {
-		return nil
+	for rank, info := range reports {
+		ranks[rank] = info
 	}
-	e := *spec.AsError(err)
-	e.Code, e.Cluster = spec.CodeLayout, cl.Name
-	e.Message = "cluster " + cl.Name + ": " + e.Message
-	return &e
+	if err := spec.CheckLayout(ranks); err != nil {
+		e := *spec.AsError(err)
+		e.Code, e.Cluster = spec.CodeLayout, cl.Name
+		e.Message = "cluster " + cl.Name + ": " + e.Message
+		return &e
+	}
+	cl.ranks = ranks
+	return nil
 }

@@ -1,0 +1,124 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/muster-rl/muster/agent"
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/backend/local"
+	"github.com/muster-rl/muster/head"
+	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/session"
+	"github.com/muster-rl/muster/spec"
+)
+
+// ownerFd is where an embedded head finds the connection to its owner.
+const ownerFd = 3
+
+func headCommand() *cobra.Command {
+	var embedded bool
+	var virtual string
+	cmd := &cobra.Command{
+		Use:   "head",
+		Short: "Run a head that scripts attach to by muster.init(address=…)",
+		Long: `Run a head by itself, until it is interrupted. Scripts that do not ask for one
+start a head of their own and need none of this.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual) },
+	}
+	cmd.Flags().BoolVar(&embedded, "embedded", false, "serve the parent process over descriptor 3 and end with it")
+	cmd.Flags().StringVar(&virtual, "virtual", "", "stand-ins instead of real GPUs: NODESxGPUS, as 4x8")
+	_ = cmd.Flags().MarkHidden("embedded")
+	return cmd
+}
+
+func runHead(embedded bool, virtual string) error {
+	// The head makes little garbage and much of it at once: collect less often.
+	debug.SetGCPercent(400)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
+
+	var owner net.Conn
+	if embedded {
+		file := os.NewFile(ownerFd, "owner")
+		conn, err := net.FileConn(file)
+		_ = file.Close()
+		if err != nil {
+			return fmt.Errorf("an embedded head is started by the SDK, which gives it a socket on descriptor %d: %w", ownerFd, err)
+		}
+		owner = conn
+	}
+	v := spec.Virtual{}
+	if virtual != "" {
+		parsed, err := spec.ParseVirtual(virtual)
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		v = parsed
+	}
+	reaper, err := process.NewReaper()
+	if err != nil {
+		return err
+	}
+	place, err := session.New()
+	if err != nil {
+		return err
+	}
+	level := slog.LevelWarn
+	if os.Getenv("MUSTER_DEBUG") != "" {
+		level = slog.LevelDebug
+	}
+	h, err := head.New(head.Options{
+		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name,
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
+			nodes := 0
+			if virtual {
+				nodes = v.Nodes
+			}
+			return local.New(reaper, "", nodes), nil
+		},
+	})
+	if err != nil {
+		return err
+	}
+	if !embedded {
+		fmt.Printf("head of session %s\nattach by: muster.init(address=%q)\n", place.Name, h.Address())
+		go h.StartNodes(v, virtual != "", 0, spec.Runtime{})
+	}
+	err = h.Run(ctx, owner)
+	return errors.Join(err, reaper.Clear(context.Background()))
+}
+
+func agentCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "agent", Short: "The agent of one node; started by a head", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return coded(agent.Main()) },
+	}
+}
+
+func wardenCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "warden", Short: "What keeps an agent in hand; started by a head", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return coded(agent.Warden()) },
+	}
+}
+
+// coded makes an error of an exit code whose cause was told already.
+func coded(code int) error {
+	if code == 0 {
+		return nil
+	}
+	return &exitError{code: code}
+}
