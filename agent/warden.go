@@ -92,7 +92,7 @@ func Warden() int {
 		removeDir(join)
 	}
 	exit := agent.Exit()
-	if exit != (process.Exit{}) {
+	if exit.Signal != "" { // else it has told by itself
 		fmt.Fprintf(os.Stderr, "muster warden: the agent of node %s ended: %v\n", join.Name, exit)
 	}
 	return exit.Shell()
