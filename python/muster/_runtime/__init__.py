@@ -19,3 +19,7 @@ controller's script; `title` and `linux` speak to the kernel.
 It imports the wire, values, errors and the worker base of this package, and
 never the controller's side (clusters, refs, contexts).
 """
+
+from .current import current_call
+
+__all__ = ["current_call"]

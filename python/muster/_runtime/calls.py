@@ -94,7 +94,7 @@ class Host:
             body = _values.encode(value, bufs, self.pickle)
         except Exception as error:
             message = f"the result of {name} on {self.who.worker} cannot be encoded: {error}"
-            return self.error("encoding", name, message, error)
+            return self.error("encoding", name, message)
         if len(body) > _wire.MAX_FRAME // 2 or bufs:
             size = len(body) + sum(memoryview(buf).nbytes + 8 for buf in bufs)
             if size > _wire.MAX_FRAME - _SLACK or len(bufs) > _wire.MAX_BUFFERS:

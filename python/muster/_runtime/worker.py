@@ -94,13 +94,12 @@ def _redirect(log: int) -> None:
     os.dup2(log, 2)
     for fd in {null, log} - {0, 1, 2}:
         os.close(fd)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream: Any = getattr(sys, name)
-        if stream is None:  # the interpreter was started with the descriptor closed
-            stream = open(number, "w", closefd=False)  # noqa: SIM115  (for good)
-            setattr(sys, name, stream)
-        # A line reaches the log whole, and nothing printable makes print fail.
-        stream.reconfigure(line_buffering=True, encoding="utf-8", errors="backslashreplace")
+    # A line reaches the log whole, and nothing printable makes print fail. New
+    # objects, as the old ones may believe that they write to a file.
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        text = open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
     faulthandler.enable(2)  # a crash in C leaves the Python stack in the log
 
 

@@ -1,0 +1,299 @@
+"""Worker classes that the runtime's tests run."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from muster._register import Dispatch, register
+from muster._runtime import current_call
+from muster._worker import RankInfo, Worker
+
+ENV_AT_IMPORT = dict(os.environ)
+ARGV_AT_IMPORT = list(sys.argv)
+
+
+class CustomError(Exception):
+    pass
+
+
+class Plain(Worker):
+    """A sync class."""
+
+    def __init__(self, worker_config: Any) -> None:
+        self.before_super = (self.rank, self.world_size, self.cluster_name, self.master_port)
+        self.config = worker_config
+        self.log: list[Any] = []
+
+    @register(Dispatch.ONE_TO_ALL)
+    def add(self, a: int, b: int = 1) -> int:
+        return a + b
+
+    @register(Dispatch.DP_MP_COMPUTE, collective=True, on_timeout="kill")
+    def train(self, rows: list[int], /, *rest: int, flag: bool, other: int = 3, **more: Any) -> Any:
+        return rows
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "before_super": self.before_super,
+            "config": self.config,
+            "env": dict(os.environ),
+            "env_at_import": ENV_AT_IMPORT,
+            "argv": ARGV_AT_IMPORT,
+            "cwd": os.getcwd(),
+            "name": self.worker_name,
+            "pid": os.getpid(),
+            "sid": os.getsid(0),
+            "ppid": os.getppid(),
+            "stdin": sys.stdin.read() if sys.stdin else "",
+            "random": np.random.random(),
+        }
+
+    def fail(self) -> None:
+        raise CustomError("on purpose")
+
+    def leave(self, code: Any) -> None:
+        atexit.register(lambda: print("atexit ran"))
+        try:
+            sys.exit(code)
+        finally:
+            print("finally ran")
+
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt
+
+    def unencodable(self) -> Any:
+        return {"deep": [1, threading.Lock()]}
+
+    def huge(self) -> Any:
+        return np.zeros((1 << 30) + 1, dtype=np.uint8)
+
+    def array(self, n: int) -> Any:
+        return np.arange(n)
+
+    def total(self, array: Any) -> int:
+        array += 1  # arguments are writable
+        return int(array.sum())
+
+    def sleep(self, seconds: float) -> str:
+        self.log.append("sleeping")
+        print("sleeping", flush=True)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+        return "slept"
+
+    def stubborn(self) -> str:
+        print("stubborn", flush=True)
+        try:
+            time.sleep(60)
+        except BaseException:
+            return "caught it"
+        return "slept"
+
+    def note(self, what: Any) -> list[Any]:
+        self.log.append(what)
+        return self.log
+
+    def which_call(self) -> int:
+        return current_call()
+
+    def relayout(self, in_place: bool) -> None:
+        if in_place:
+            self.rank_info.dp_rank = 5
+        else:
+            self.rank_info = RankInfo(world_size=2, tp_size=2, rank=0)
+
+    def bad_layout(self) -> None:
+        self.rank_info = None if False else object()  # type: ignore[assignment]
+
+    def speak(self) -> None:
+        print("out \ud800 line")
+        print("err line", file=sys.stderr)
+
+    def fork_and_return(self) -> int:
+        return os.fork()
+
+    def fork_and_look(self) -> int:
+        """In a child: are the runtime's sockets gone, and its signals?"""
+        import signal
+
+        pid = os.fork()
+        if pid == 0:
+            sockets = [
+                fd
+                for fd in os.listdir("/proc/self/fd")
+                if os.path.exists(f"/proc/self/fd/{fd}") is False
+                and _link(fd).startswith("socket:")
+            ]
+            plain = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL and current_call() == 0
+            os._exit(len(sockets) * 10 + (0 if plain else 1))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def orphan(self) -> int:
+        """Start a grandchild whose parent ends; its new parent should be this worker."""
+        read, write = os.pipe()
+        if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
+                os.close(write)
+                time.sleep(0.01)
+                while os.getppid() != int(os.environ["WANT_PARENT"]):
+                    time.sleep(0.001)
+                os._exit(7)
+            os.write(write, b"%d" % pid)
+            os._exit(0)
+        os.close(write)
+        pid = int(os.read(read, 32))
+        os.close(read)
+        os.wait()
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def set_env(self, name: str, value: str) -> None:
+        os.environ[name] = value
+
+    @staticmethod
+    def static(x: int) -> int:
+        return x * 2
+
+    @classmethod
+    def named(cls) -> str:
+        return cls.__name__
+
+    @property
+    def not_a_method(self) -> int:
+        raise AssertionError("properties are not read")
+
+    def _private(self) -> None: ...
+
+
+def _link(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+class Async(Worker):
+    """A class with coroutines."""
+
+    def __init__(self, worker_config: Any) -> None:
+        self.loop = asyncio.get_event_loop_policy().get_event_loop()
+        self.order: list[Any] = []
+        self.gate: asyncio.Event = asyncio.Event()
+
+    async def wait(self) -> int:
+        self.order.append("wait")
+        await self.gate.wait()
+        return current_call()
+
+    def open(self) -> list[Any]:
+        self.order.append("open")
+        self.gate.set()
+        assert self.loop.is_running()
+        return self.order
+
+    async def forever(self) -> None:
+        print("forever", flush=True)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            print("cleaned up", flush=True)
+
+    async def cancels_itself(self) -> None:
+        raise asyncio.CancelledError
+
+    async def leave(self, code: int) -> None:
+        await asyncio.sleep(0)
+        sys.exit(code)
+
+    async def fail(self) -> None:
+        raise CustomError("in a loop")
+
+    async def big(self, n: int) -> Any:
+        return np.zeros(n, dtype=np.uint8)
+
+    async def echo(self, x: Any) -> Any:
+        return x
+
+    def hands_out(self, x: int) -> Any:
+        return self.echo(x)
+
+    def block(self) -> None:
+        print("blocking", flush=True)
+        while True:
+            time.sleep(0.05)
+
+
+class Threaded(Worker):
+    """For max_concurrency > 1."""
+
+    def __init__(self, worker_config: Any) -> None:
+        self.barrier = threading.Barrier(3)
+
+    def meet(self) -> int:
+        self.barrier.wait(20)
+        return current_call()
+
+    def spin(self) -> None:
+        print("spinning", flush=True)
+        while True:
+            time.sleep(0.01)
+
+    def quick(self, x: int) -> int:
+        return x
+
+    def leave(self, code: int) -> None:
+        sys.exit(code)
+
+
+class NoBase:
+    def __init__(self) -> None:
+        self.x = 3
+
+    def get(self) -> int:
+        return self.x
+
+
+class NoBaseWithConfig:
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def get(self) -> Any:
+        return self.config
+
+
+class Broken:
+    def __init__(self, config: Any) -> None:
+        raise CustomError(f"cannot start with {config}")
+
+
+class Exits:
+    def __init__(self) -> None:
+        sys.exit(23)
+
+
+class Relaid(Worker):
+    def __init__(self, config: Any) -> None:
+        self.rank_info = RankInfo(world_size=2, tp_size=2, rank=1, tp_rank=1)
+
+
+class TakesTimeout(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def run(self, timeout: float) -> None: ...
+
+
+class Outer:
+    class Inner:
+        def get(self) -> str:
+            return "inner"
+
+
+not_a_class = 3

@@ -1,0 +1,3 @@
+"""A preload that cannot be imported."""
+
+raise ValueError("broken on purpose")
