@@ -5,6 +5,16 @@ import "github.com/muster-rl/muster/spec"
 // next splits the fastest axis off the rest of the set.
 func (a Axes) next() (axis, rest Axes) { return a & -a, a & (a - 1) }
 
+// axisNamed is one axis by its name, or none.
+func axisNamed(name string) Axes {
+	for axis, rest := Ranks.next(); axis != 0; axis, rest = rest.next() {
+		if axis.name() == name {
+			return axis
+		}
+	}
+	return 0
+}
+
 func (a Axes) name() string {
 	return map[Axes]string{TP: "tp", CP: "cp", DP: "dp", PP: "pp"}[a]
 }

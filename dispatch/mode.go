@@ -1,12 +1,17 @@
 package dispatch
 
-import "github.com/muster-rl/muster/spec"
+import (
+	"strings"
+
+	"github.com/muster-rl/muster/spec"
+)
 
 // Mode is how the arguments of a call go out and its results come back.
 type Mode struct {
 	Name string
 
 	Cut  Cut  // what becomes of an argument
+	Spec bool // the first positional argument goes whole: it says what to do with the rest
 	Over Axes // whose coordinate tells which part a rank gets
 	Feed Who  // who gets the rows of a batch; the others get it empty
 
@@ -47,20 +52,24 @@ type Who uint8
 const (
 	Everyone Who = iota
 	RankZero     // rank 0
-	Inputs       // the first rank of each dp rank: tp, cp and pp rank 0
-	Outputs      // where the model's output is: tp and cp rank 0, last pp stage
+	Inputs       // the first rank of each part: 0 on every axis that is not cut over
+	Outputs      // where a part's output is: 0 on those axes, but the last pp stage
 )
 
-func (w Who) has(r *spec.RankInfo) bool {
-	switch w {
-	case RankZero:
-		return r.Rank == 0
-	case Inputs:
-		return r.TPRank == 0 && r.CPRank == 0 && r.PPRank == 0
-	case Outputs:
-		return r.TPRank == 0 && r.CPRank == 0 && r.PPRank == r.PPSize-1
+// has says whether a rank is picked in a mode that cuts over these axes.
+func (w Who) has(r *spec.RankInfo, over Axes) bool {
+	if w == Everyone {
+		return true
 	}
-	return true
+	if w == RankZero {
+		return r.Rank == 0
+	}
+	stage := 0
+	if w == Outputs {
+		stage = r.PPSize - 1
+	}
+	return (over&TP != 0 || r.TPRank == 0) && (over&CP != 0 || r.CPRank == 0) &&
+		(over&DP != 0 || r.DPRank == 0) && (over&PP != 0 || r.PPRank == stage)
 }
 
 // Order is the order of collected results.
@@ -92,19 +101,41 @@ var modes = [...]Mode{
 	{Name: "DP_MP_COMPUTE_COLLECT_ALL", Cut: CutRows, Over: DP},
 	{Name: "DP_MP_DISPATCH_FIRST", Cut: CutRows, Over: DP, Feed: Inputs, Keep: Outputs, Order: ByPart, Join: JoinChain},
 	{Name: "DP_MP_DISPATCH_FIRST_COLLECT_ALL", Cut: CutRows, Over: DP, Feed: Inputs},
+	// verl's: there every rank is a dp rank of its own.
+	{Name: "DP_COMPUTE", Cut: CutElements, Over: Ranks},
+	{Name: "DP_COMPUTE_PROTO", Cut: CutRows, Over: Ranks, Join: JoinChain},
+	{Name: "DP_COMPUTE_PROTO_WITH_FUNC", Cut: CutRows, Spec: true, Over: Ranks, Join: JoinChain},
+	{Name: "DP_COMPUTE_METRIC", Cut: CutRows, Over: Ranks},
 	// The SDK has run the user's dispatch function, whose lists have an element
 	// for each rank, and will run the collect function on the list that it gets.
 	{Name: "CUSTOM", Cut: CutElements, Over: Ranks},
 }
 
-// Lookup finds a mode by name.
+// Lookup finds a mode by name. "OVER(dp,cp)" is the n-D form: rows are cut over
+// the named axes together, ranks that differ only on the others get the same,
+// and one result of each part comes back, in the order of the rows.
 func Lookup(name string) (Mode, bool) {
+	if inner, ok := strings.CutPrefix(name, "OVER("); ok {
+		return lookupOver(name, strings.TrimSuffix(inner, ")"))
+	}
 	for _, m := range modes {
 		if m.Name == name {
 			return m, true
 		}
 	}
 	return Mode{}, false
+}
+
+func lookupOver(name, list string) (Mode, bool) {
+	m := Mode{Name: name, Cut: CutRows, Keep: Outputs, Order: ByPart, Join: JoinChain}
+	for text := range strings.SplitSeq(list, ",") {
+		one := axisNamed(strings.TrimSpace(text))
+		if one == 0 || m.Over&one != 0 {
+			return Mode{}, false
+		}
+		m.Over |= one
+	}
+	return m, true
 }
 
 // Names are the names of all modes.

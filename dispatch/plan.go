@@ -155,7 +155,7 @@ func (r *Request) share(p *Plan, c cutting, total int) error {
 			if err != nil {
 				return err
 			}
-			p.slices = r.slice(p.slices, at, total, rank, !withhold || r.Mode.Feed.has(&r.Layout[rank]))
+			p.slices = r.slice(p.slices, at, total, rank, !withhold || r.Mode.Feed.has(&r.Layout[rank], r.Mode.Over))
 		}
 		return nil
 	}
@@ -165,7 +165,7 @@ func (r *Request) share(p *Plan, c cutting, total int) error {
 		if err != nil {
 			return err
 		}
-		if withhold && !r.Mode.Feed.has(&r.Layout[rank]) {
+		if withhold && !r.Mode.Feed.has(&r.Layout[rank], r.Mode.Over) {
 			at += total // parts without rows follow those with
 			p.Parts = 2 * total
 		}
@@ -198,7 +198,7 @@ func (r *Request) slice(dst []Slice, at, total, rank int, fed bool) []Slice {
 		switch a := &r.Args[i]; {
 		case a.Kind == KindPerRank:
 			s = Slice{Take: TakeElement, From: rank, To: rank + 1}
-		case a.Kind == KindBroadcast, r.Mode.Cut == CutNothing:
+		case a.Kind == KindBroadcast, r.Mode.Cut == CutNothing, r.isSpec(i):
 		case r.Mode.Cut == CutElements:
 			s = Slice{Take: TakeElement, From: at, To: at + 1}
 		case a.Kind == KindBatch && !fed:
@@ -231,7 +231,7 @@ func (r *Request) collect(p *Plan, total int) (Collect, error) {
 		slots = slots[:total]
 	}
 	for rank := range r.Layout {
-		if !r.Mode.Keep.has(&r.Layout[rank]) {
+		if !r.Mode.Keep.has(&r.Layout[rank], r.Mode.Over) {
 			continue
 		}
 		if r.Mode.Order == ByRank {

@@ -74,7 +74,7 @@ func (r *Request) check(parts int) (cutting, error) {
 		case KindFuture:
 			return c, r.errorf(spec.CodeInternal, "%s is a future that has not been waited for", r.called(i))
 		}
-		if r.Mode.Cut == CutNothing {
+		if r.Mode.Cut == CutNothing || r.isSpec(i) {
 			continue
 		}
 		if !a.cuttable(r.Mode.Cut) {
@@ -103,6 +103,9 @@ func (r *Request) check(parts int) (cutting, error) {
 func (a *Arg) cuttable(cut Cut) bool {
 	return a.Kind == KindList || a.Kind == KindTuple || a.Kind == KindBatch && cut == CutRows
 }
+
+// isSpec says that argument i is the one that a mode with Spec gives whole.
+func (r *Request) isSpec(i int) bool { return r.Mode.Spec && i == 0 && r.Args[i].Name == "" }
 
 // called is how messages call argument i.
 func (r *Request) called(i int) string {

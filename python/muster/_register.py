@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: The axes of a parallel layout, fastest first.
+AXES = ("tp", "cp", "dp", "pp")
+
 #: Parameters that belong to the SDK: a bound method takes them for itself.
 RESERVED_PARAMS = ("timeout", "blocking")
 
@@ -62,6 +65,11 @@ class Dispatch(str, Enum):
                                               first tp/cp/pp rank gets rows
     ``DP_MP_COMPUTE_COLLECT_ALL``             as ``DP_MP_COMPUTE``               list by rank
     ``DP_MP_DISPATCH_FIRST_COLLECT_ALL``      as ``DP_MP_DISPATCH_FIRST``        list by rank
+    ``DP_COMPUTE``                            element r of each argument         list by rank
+    ``DP_COMPUTE_PROTO``                      rows, cut over all ranks           chained
+    ``DP_COMPUTE_PROTO_WITH_FUNC``            as above, the first argument whole chained
+    ``DP_COMPUTE_METRIC``                     rows, cut over all ranks           list by rank
+    ``Dispatch.over("dp", "cp")``             rows, cut over these axes          chained parts
     ========================================  =================================  ==============
     """
 
@@ -72,6 +80,22 @@ class Dispatch(str, Enum):
     DP_MP_DISPATCH_FIRST = "DP_MP_DISPATCH_FIRST"
     DP_MP_COMPUTE_COLLECT_ALL = "DP_MP_COMPUTE_COLLECT_ALL"
     DP_MP_DISPATCH_FIRST_COLLECT_ALL = "DP_MP_DISPATCH_FIRST_COLLECT_ALL"
+
+    DP_COMPUTE = "DP_COMPUTE"
+    DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
+    DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
+    DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
+
+    @staticmethod
+    def over(*axes: str) -> str:
+        """The n-D mode: rows are cut over the named axes (tp, cp, dp, pp) together."""
+        unknown = [axis for axis in axes if axis not in AXES]
+        if unknown or not axes or len(set(axes)) < len(axes):
+            raise ValueError(
+                f"Dispatch.over takes each of {', '.join(AXES)} at most once, and at least one; "
+                f"it was given {', '.join(map(repr, axes)) or 'none'}"
+            )
+        return f"OVER({','.join(axes)})"
 
     def __str__(self) -> str:
         return self.value
@@ -180,6 +204,8 @@ def _registration(
                 f"collect_fn; it has {sorted(map(str, functions))}"
             )
         return Registration("CUSTOM", *rest, functions["dispatch_fn"], functions["collect_fn"])
+    if isinstance(dispatch_mode, str) and dispatch_mode.startswith("OVER("):
+        return Registration(Dispatch.over(*dispatch_mode[5:].rstrip(")").split(",")), *rest)
     try:
         dispatch = Dispatch(dispatch_mode).value
     except ValueError:
