@@ -7,27 +7,92 @@ an underscore may change at any time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from ._version import __version__
+
+TYPE_CHECKING = False  # as in typing, whose import would cost more than this module
 
 if TYPE_CHECKING:
     from ._cluster import Cluster, get_cluster
     from ._config import WorkerConfig
     from ._context import init, shutdown
     from ._errors import (
+        ArgumentTypeError,
+        AuthError,
         CallCancelledError,
         DeadlineError,
+        DeadlockError,
+        EncodingError,
         HeadLostError,
+        InvalidArgumentError,
+        LayoutError,
+        LimitError,
         MethodNotFoundError,
         MusterError,
+        NodeLostError,
+        NotFoundError,
+        PlacementError,
+        ProtocolError,
+        RemoteError,
+        ResourceError,
+        StartupError,
+        TaintedError,
+        TooLargeError,
         WorkerDiedError,
+        WorkerImportError,
     )
+    from ._handles import WorkerHandle
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
     from ._resources import Plan, ResourceManager
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
 
-__version__ = "0.1.0"
+__all__ = [
+    "ArgumentTypeError",
+    "AuthError",
+    "Broadcast",
+    "CallCancelledError",
+    "Cluster",
+    "DeadlineError",
+    "DeadlockError",
+    "Dispatch",
+    "EncodingError",
+    "Execute",
+    "HeadLostError",
+    "InvalidArgumentError",
+    "LayoutError",
+    "LimitError",
+    "MethodNotFoundError",
+    "MusterError",
+    "NodeLostError",
+    "NotFoundError",
+    "PerRank",
+    "PlacementError",
+    "Plan",
+    "ProtocolError",
+    "RankInfo",
+    "Ref",
+    "RemoteError",
+    "ResourceError",
+    "ResourceManager",
+    "StartupError",
+    "TaintedError",
+    "TooLargeError",
+    "Worker",
+    "WorkerConfig",
+    "WorkerDiedError",
+    "WorkerHandle",
+    "WorkerImportError",
+    "__version__",
+    "as_completed",
+    "get",
+    "get_cluster",
+    "hold_ports",
+    "init",
+    "register",
+    "shutdown",
+    "wait",
+]
 
 _HOMES = {
     "Cluster": "_cluster",
@@ -35,12 +100,30 @@ _HOMES = {
     "WorkerConfig": "_config",
     "init": "_context",
     "shutdown": "_context",
+    "ArgumentTypeError": "_errors",
+    "AuthError": "_errors",
     "CallCancelledError": "_errors",
     "DeadlineError": "_errors",
+    "DeadlockError": "_errors",
+    "EncodingError": "_errors",
     "HeadLostError": "_errors",
+    "InvalidArgumentError": "_errors",
+    "LayoutError": "_errors",
+    "LimitError": "_errors",
     "MethodNotFoundError": "_errors",
     "MusterError": "_errors",
+    "NodeLostError": "_errors",
+    "NotFoundError": "_errors",
+    "PlacementError": "_errors",
+    "ProtocolError": "_errors",
+    "RemoteError": "_errors",
+    "ResourceError": "_errors",
+    "StartupError": "_errors",
+    "TaintedError": "_errors",
+    "TooLargeError": "_errors",
     "WorkerDiedError": "_errors",
+    "WorkerImportError": "_errors",
+    "WorkerHandle": "_handles",
     "Ref": "_refs",
     "as_completed": "_refs",
     "get": "_refs",
@@ -57,8 +140,6 @@ _HOMES = {
     "hold_ports": "_worker",
 }
 
-__all__ = [*_HOMES, "__version__"]
-
 
 def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
@@ -72,4 +153,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES} - {"TYPE_CHECKING"})

@@ -81,7 +81,7 @@ class WorkerConfig:
             if given is None:
                 sizes[name] = next(iter(declared.values()), 0)
                 continue
-            sizes[name] = _integer(name, given)
+            sizes[name] = _count(name, given)
             for spelling, size in declared.items():
                 if size != given and spelling != _WITHIN_WORKER:
                     raise ValueError(
@@ -104,7 +104,7 @@ class WorkerConfig:
                 size = source.get(spelling)
                 if size is None or (spelling == _WITHIN_WORKER and self._several_devices()):
                     continue
-                found.setdefault(spelling, _integer(f"strategy_args' {spelling}", size))
+                found.setdefault(spelling, _count(f"strategy_args' {spelling}", size))
         return found
 
     def _several_devices(self) -> bool:
@@ -124,7 +124,7 @@ class WorkerConfig:
             listed = [_integer("an id in device_mapping", entry) for entry in mapping]
         return {
             "name": name,
-            "world": _integer("world_size", self.world_size),
+            "world": _count("world_size", self.world_size),
             "has_mapping": mapping is not None,
             "mapping_text": text,
             "mapping": listed,
@@ -146,11 +146,10 @@ class WorkerConfig:
         for label, variables in (("env", self.env), ("system_envs", self.system_envs)):
             if not isinstance(variables, Mapping):
                 raise TypeError(f"{label} is a dict of text to text, not {variables!r}")
-            for key, value in variables.items():
-                if not isinstance(key, str) or isinstance(value, (bytes, list, dict, tuple)):
+            entries: Mapping[Any, Any] = variables
+            for key, value in entries.items():
+                if not isinstance(key, str) or not isinstance(value, (str, int, float)):
                     raise TypeError(f"{label}[{key!r}] is {value!r}; both sides must be text")
-                if value is None:
-                    raise TypeError(f"{label}[{key!r}] is None; leave it out, or give text")
                 word = str(value)
                 if merged.setdefault(key, word) != word:
                     raise ValueError(
@@ -158,12 +157,6 @@ class WorkerConfig:
                         f"name) says {word!r}; give one of them"
                     )
         return merged
-
-    def replaced(self, **changes: Any) -> WorkerConfig:
-        """A copy with some fields changed, for clusters that differ in little."""
-        from dataclasses import replace
-
-        return replace(self, **changes)
 
 
 def as_worker_config(config: object) -> WorkerConfig:
@@ -191,6 +184,14 @@ def _integer(label: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{label} is {value!r}; it must be a whole number")
     return int(value)
+
+
+def _count(label: str, value: Any) -> int:
+    """A size that somebody gave; None counts as 0, which means that it follows from others."""
+    number = _integer(label, value)
+    if value is not None and number < 1:
+        raise ValueError(f"{label} is {value}; it must be 1 or more, or None")
+    return number
 
 
 def _seconds(label: str, value: Any) -> float:

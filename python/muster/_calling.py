@@ -1,0 +1,181 @@
+"""Making calls: from a method's name and arguments to a ref.
+
+Owns what happens between a user's line and the connection: checks, marks,
+futures as arguments, and the route, whose constant part is encoded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from time import monotonic
+from typing import Any
+
+from . import _errors, _values, _wire
+from ._client import Connection
+from ._marks import Mark
+from ._methods import Method, check_per_rank, unknown_method
+from ._refs import PENDING, Ref
+
+# How a route picks ranks, docs/wire.md.
+AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
+_SPLIT, _WAITING, _MARKED, _KEEP = 1, 2, 4, 8
+
+#: Seconds beyond a call's own deadline after which the head itself counts as stuck.
+_HEAD_LATE = 30.0
+
+_ALL = -1
+_SPECIAL = (Mark, Ref)
+
+
+class Group:
+    """A live cluster as calls need it: its number, size and methods."""
+
+    __slots__ = (
+        "_prefixes",
+        "class_name",
+        "connection",
+        "methods",
+        "name",
+        "number",
+        "pickle",
+        "world",
+    )
+
+    def __init__(self, connection: Connection, info: Mapping[str, Any], pickle: str = "on") -> None:
+        description = info["description"]
+        self.connection = connection
+        self.number: int = info["number"]
+        self.name: str = info["name"]
+        self.world = len(info["workers"])
+        self.class_name = str(description["class"])
+        self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
+        self.pickle = pickle
+        self._prefixes: dict[tuple[str, int, int], bytes] = {}
+
+    def method(self, name: str) -> Method:
+        """A public method by name, or the error that names the nearest."""
+        found = self.methods.get(name)
+        if found is None:
+            if not isinstance(name, str):
+                raise TypeError(f"a method is called by its name, not by {name!r}")
+            raise unknown_method(self.class_name, name, self.methods)
+        return found
+
+    def run(
+        self,
+        method: Method,
+        how: int,
+        rank: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Call and wait for the answer."""
+        ref = self._send(method, how, rank, args, kwargs, timeout, _WAITING, finish)
+        if timeout is None:
+            self.connection.wait_one(ref)
+        elif not self.connection.wait_one(ref, monotonic() + timeout + _HEAD_LATE):
+            raise _errors.DeadlineError(
+                f"{method.where} had {timeout:g} s; {_HEAD_LATE:g} s after that the head has "
+                "still not said anything"
+            )
+        return ref._result()
+
+    def start(
+        self,
+        method: Method,
+        how: int,
+        rank: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> Ref:
+        """Call, and return a ref of the answer."""
+        return self._send(method, how, rank, args, kwargs, timeout, _KEEP, finish)
+
+    def start_each(
+        self,
+        method: Method,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+    ) -> list[Ref]:
+        """Call every rank, and return one ref per rank."""
+        flags = _SPLIT | _KEEP
+        route, payload, buffers = self._encode(
+            method, EVERY_RANK, _ALL, args, kwargs, timeout, flags
+        )
+        return self.connection.split_call(route, payload, buffers, range(self.world))
+
+    def _send(
+        self,
+        method: Method,
+        how: int,
+        rank: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+        flags: int,
+        finish: Callable[[Any], Any] | None,
+    ) -> Ref:
+        route, payload, buffers = self._encode(method, how, rank, args, kwargs, timeout, flags)
+        return self.connection.call(route, payload, buffers, finish)
+
+    def _encode(
+        self,
+        method: Method,
+        how: int,
+        rank: int,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+        flags: int,
+    ) -> tuple[bytes, bytes, list[Any]]:
+        method.check(args, kwargs)
+        if how == AS_REGISTERED and method.cut:
+            method.check_cut(args, kwargs, self.world)
+        for arg in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(arg, _SPECIAL):
+                check_per_rank(method.where, args, kwargs, 1 if how == ONE_RANK else self.world)
+                args = [self._argument(arg) for arg in args]
+                kwargs = {name: self._argument(arg) for name, arg in kwargs.items()}
+                flags |= _MARKED
+                break
+        buffers: list[Any] = []
+        payload = _values.encode_payload(args, kwargs, buffers, self.pickle)
+        parent = self.connection.parent()
+        prefix = self._prefixes.get((method.name, how, rank)) or self._prefix(method, how, rank)
+        if timeout is None and not parent:
+            return prefix + bytes((0, 0, flags)), payload, buffers
+        route = prefix + _wire.pack(milliseconds(timeout)) + _wire.pack(parent) + bytes((flags,))
+        return route, payload, buffers
+
+    def _prefix(self, method: Method, how: int, rank: int) -> bytes:
+        """The part of a route that is the same for every call of a method."""
+        ranks = None if rank == _ALL else [rank]
+        parts = map(_wire.pack, (self.number, method.name, how, ranks))
+        prefix = self._prefixes[method.name, how, rank] = b"\x97" + b"".join(parts)
+        return prefix
+
+    def _argument(self, arg: Any) -> Any:
+        """A ref as an argument: the head waits for it, unless its value is here already."""
+        if not isinstance(arg, Ref):
+            return arg
+        ours = arg._connection is self.connection and arg._finish is None
+        if arg._state == PENDING and ours:
+            return _values.FutureMark(arg._id, arg._rank)
+        if arg._state == PENDING:
+            arg._connection.wait_one(arg)
+        return arg._result()
+
+
+def milliseconds(timeout: float | None) -> int:
+    """A user's timeout as the wire has it, where 0 means none."""
+    if timeout is None:
+        return 0
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is {timeout!r}; it is a number of seconds, or None")
+    return min(max(1, ceil(float(timeout) * 1000)), 1 << 53)

@@ -1,0 +1,516 @@
+"""A connection to the head, shared by all threads and event loops of a process.
+
+There is no background thread. Whoever waits reads: the first waiter leads, reads
+the socket and hands over what belongs to others; when it has its answer, a
+follower takes the lead. An event loop that awaits has the socket among its
+readers meanwhile. So a small blocking call costs one send and one recv in the
+calling thread, and sync calls work inside a running loop.
+
+Owns frames in and out and the table of what is unanswered. It never decodes a
+value, and never decides what an answer means.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from _thread import RLock, allocate_lock, get_ident
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+from . import _errors, _wire
+from ._refs import PENDING, Ref, SplitCall
+
+if TYPE_CHECKING:
+    import asyncio
+
+_DONTWAIT = (socket.MSG_DONTWAIT,)
+_NO_ANCILLARY: tuple[tuple[Any, ...]] = ((),)
+_MOST_PARTS = 256  # buffers handed to one sendmsg; the kernel takes 1024
+#: How often a thread that is stuck sending looks whether it has to read as well.
+_SENDER_LOOKS = 0.02
+
+
+class Sink(Protocol):
+    """Takes the answers to one id."""
+
+    def deliver(self, flags: int, peer: int, body: Any, buffers: Any) -> bool: ...
+
+    def fail(self, failure: Callable[[], BaseException]) -> None: ...
+
+
+class Gate:
+    """What a follower sleeps on: opened by whoever has news for it."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # open already
+
+    def wait(self, timeout: float) -> None:
+        self._lock.acquire(True, timeout)
+
+
+class Connection:
+    """Frames to and from the head. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        how_ended: Callable[[], str],
+        current_call: Callable[[], int] | None = None,
+    ) -> None:
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._stream = _wire.FrameStream(sock)
+        # The frame being handed over. It stays here when an exception is thrown
+        # into the reader, and is handed over again: takers ignore what they have.
+        self._frame: _wire.Frame | None = None
+        self._how_ended = how_ended
+        self._current_call = current_call
+        self._pending: dict[int, Sink] = {}
+        self._ids = count(1)
+        self._answers = 0
+        self._failure: Callable[[], BaseException] | None = None
+        self._send_lock = RLock()
+        # The frame that is under way and how much of it each send took. It stays
+        # here when an exception is thrown into the sender, and the next sender
+        # finishes it.
+        self._outgoing: tuple[Sequence[Any], list[int]] | None = None
+        # At most one entry: the leader's token. setdefault makes taking the lead
+        # one step, which an interrupt cannot split.
+        self._lead: dict[int, object] = {}
+        self._followers: list[Gate] = []
+        self._loops: dict[int, tuple[asyncio.AbstractEventLoop, int]] = {}
+        self._later: deque[list[Any]] = deque()
+        self._closing = False
+
+    # --- calls -----------------------------------------------------------
+
+    def call(self, route: bytes, payload: bytes, buffers: Sequence[Any], finish: Any = None) -> Ref:
+        """Send one call; its answer comes as one."""
+        ref = Ref(self, next(self._ids), -1, finish)
+        self._start(ref, ref._id, route, payload, buffers)
+        return ref
+
+    def split_call(
+        self, route: bytes, payload: bytes, buffers: Sequence[Any], ranks: Sequence[int]
+    ) -> list[Ref]:
+        """Send one call whose ranks are answered one by one."""
+        ident = next(self._ids)
+        split = SplitCall(self, ident, ranks)
+        self._start(split, ident, route, payload, buffers)
+        return split.refs
+
+    def _start(
+        self, sink: Sink, ident: int, route: bytes, payload: bytes, buffers: Sequence[Any]
+    ) -> None:
+        self._pending[ident] = sink
+        try:
+            self._send(_wire.KIND_CALL, ident, b"\x92" + route + payload, buffers)
+        except BaseException:
+            self._pending.pop(ident, None)
+            raise
+
+    def cancel(self, ident: int) -> None:
+        """Ask the head to cancel a call of this connection."""
+        self._send(_wire.KIND_CANCEL, ident, b"\xc0")
+
+    def expire(self, ident: int) -> None:
+        """Give up waiting for a call: have it answered with an error and stacks."""
+        self._send(_wire.KIND_EXPIRE, ident, b"\xc0")
+
+    def parent(self) -> int:
+        """The call that the caller runs in; 0 outside workers."""
+        return 0 if self._current_call is None else self._current_call()
+
+    def tell_waiting(self, refs: Iterable[Ref]) -> None:
+        """In a worker, tell the head what this call waits for, so that it sees cycles."""
+        if self._current_call is None:
+            return
+        parent = self._current_call()
+        ids = sorted({ref._id for ref in refs if ref._state == PENDING})
+        if parent and ids:
+            self._send(_wire.KIND_WAIT, parent, _wire.pack(ids))
+
+    def request(
+        self, verb: str, message: dict[str, Any], timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Ask the head for something other than a call and wait for its response."""
+        return self.response(self.ask(verb, message), verb, timeout)
+
+    def ask(self, verb: str, message: dict[str, Any]) -> Ref:
+        """Send a request; `response` waits for what comes back."""
+        while self._later:
+            told = _wire.pack(self._later.popleft())
+            self._send(_wire.KIND_REQUEST, next(self._ids), told)
+        reply = Ref(self, next(self._ids))
+        self._pending[reply._id] = reply
+        try:
+            self._send(_wire.KIND_REQUEST, reply._id, _wire.pack([verb, message]))
+        except BaseException:
+            self._pending.pop(reply._id, None)
+            raise
+        return reply
+
+    def later(self, verb: str, message: dict[str, Any]) -> None:
+        """Leave a request to be sent before the next one; takes no lock, waits for nothing."""
+        self._later.append([verb, message])
+
+    def response(self, reply: Ref, verb: str, timeout: float | None) -> dict[str, Any]:
+        deadline = None if timeout is None else monotonic() + timeout
+        if not self.wait_one(reply, deadline):
+            raise _errors.DeadlineError(f"the head did not answer {verb} within {timeout:g} s")
+        return reply_map(reply)
+
+    def hello(self, role: str, token: str, timeout: float, **extra: Any) -> dict[str, Any]:
+        """Introduce ourselves, before anything else; returns the head's Welcome."""
+        self._sock.settimeout(timeout)
+        try:
+            return _wire.hello(self._stream, role, token, **extra)
+        finally:
+            self._sock.settimeout(None)
+
+    # --- sending ---------------------------------------------------------
+
+    def _send(self, kind: int, ident: int, body: bytes, buffers: Sequence[Any] = ()) -> None:
+        if self._failure is not None:
+            raise self._failure()
+        ack = self._answers & 0xFFFFFFFF
+        parts = _wire.pack_frame(kind, ident, body, buffers, ack=ack)
+        with self._send_lock:
+            if self._outgoing is not None:
+                self._finish_sending()
+            sent: list[int] = []
+            self._outgoing = (parts, sent)
+            try:
+                self._push(parts, sent)
+                if sent and sent[0] == len(parts[0]) and len(parts) == 1:
+                    self._outgoing = None
+                else:
+                    self._finish_sending()
+            except OSError as error:
+                self._outgoing = None
+                self._drain()
+                self._fail(error)
+                if self._failure is not None:
+                    raise self._failure() from None
+            except BaseException:
+                if not sum(sent):
+                    self._outgoing = None  # nothing went out: as if it never was
+                raise
+        if self._failure is not None:
+            raise self._failure()
+
+    def _push(self, parts: Sequence[Any], sent: list[int]) -> None:
+        """Give the kernel what it takes at once. The count cannot be lost by an interrupt."""
+        try:
+            if len(parts) == 1:
+                sent.extend(map(self._sock.send, parts, _DONTWAIT))
+            else:
+                some = list(parts[:_MOST_PARTS])
+                sent.extend(map(self._sock.sendmsg, (some,), _NO_ANCILLARY, _DONTWAIT))
+        except BlockingIOError:
+            pass
+
+    def _finish_sending(self) -> None:
+        """Send the rest of the frame under way, reading meanwhile.
+
+        The head stops reading while it is over its limits, and it may be waiting
+        for us to read: a sender that only waited would wait for ever.
+        """
+        assert self._outgoing is not None
+        parts, sent = self._outgoing
+        me = object()
+        try:
+            while rest := _rest(parts, sum(sent)):
+                self._push(rest, sent)
+                if not _rest(parts, sum(sent)):
+                    break
+                leading = self._lead.setdefault(0, me) is me
+                events = select.POLLOUT | (select.POLLIN if leading else 0)
+                if self._poll(events, None if leading else _SENDER_LOOKS) & ~select.POLLOUT:
+                    self._receive_now()
+        finally:
+            self._resign(me)
+        self._outgoing = None
+
+    # --- receiving -------------------------------------------------------
+
+    def wait_one(self, ref: Ref, deadline: float | None = None) -> bool:
+        """Wait for one ref; False when the deadline passed first."""
+        me = object()
+        try:
+            if self._lead.setdefault(0, me) is me:
+                while ref._state == PENDING:
+                    if not self._receive(deadline):
+                        return ref._state != PENDING
+                return True
+        finally:
+            self._resign(me)
+        return self._follow(lambda: ref._state != PENDING, (ref,), deadline)
+
+    def wait(self, done: Callable[[], bool], refs: Sequence[Ref], deadline: float | None) -> bool:
+        """Wait until ``done()``, which can only change when one of the refs does."""
+        me = object()
+        try:
+            if self._lead.setdefault(0, me) is me:
+                while not done():
+                    if not self._receive(deadline):
+                        return done()
+                return True
+        finally:
+            self._resign(me)
+        return self._follow(done, refs, deadline)
+
+    def _follow(
+        self, done: Callable[[], bool], refs: Sequence[Ref], deadline: float | None
+    ) -> bool:
+        """Sleep until ``done()`` while another thread reads, or until it is our turn to."""
+        gate, me = Gate(), object()
+        self._followers.append(gate)
+        try:
+            for ref in refs:
+                ref.watch(gate.open)
+            while not done():
+                if self._lead.setdefault(0, me) is me:
+                    if not self._receive(deadline):
+                        return done()
+                    continue
+                left = -1 if deadline is None else deadline - monotonic()
+                if deadline is not None and left <= 0:
+                    return False
+                gate.wait(left)
+            return True
+        finally:
+            self._followers.remove(gate)
+            for ref in refs:
+                ref.unwatch(gate.open)
+            self._resign(me)
+
+    def _resign(self, me: object) -> None:
+        """Leave the lead, if we have it, and see that somebody takes it."""
+        if self._lead.get(0) is me:
+            del self._lead[0]
+        if self._followers and not self._lead:
+            for gate in tuple(self._followers[:1]):
+                gate.open()
+
+    def poll(self) -> None:
+        """Take in what has arrived, without waiting."""
+        me = object()
+        try:
+            if self._failure is None and self._lead.setdefault(0, me) is me:
+                self._receive_now()
+        finally:
+            self._resign(me)
+
+    def _receive(self, deadline: float | None) -> bool:
+        """As leader: wait for bytes and deliver them; False when the deadline passed."""
+        if self._deliver():
+            return True
+        if deadline is not None:
+            left = deadline - monotonic()
+            if left <= 0 or not self._poll(select.POLLIN, left):
+                return False
+        try:
+            self._stream.fill(0 if deadline is None else socket.MSG_DONTWAIT)
+            self._deliver()
+        except BlockingIOError:
+            pass  # poll may promise what is not there
+        except (OSError, EOFError, _errors.ProtocolError) as error:
+            self._fail(error)
+        return True
+
+    def _receive_now(self) -> None:
+        """As leader: deliver everything that is there."""
+        try:
+            self._deliver()
+            while True:
+                self._stream.fill(socket.MSG_DONTWAIT)
+                self._deliver()
+        except BlockingIOError:
+            pass
+        except (OSError, EOFError, _errors.ProtocolError) as error:
+            self._fail(error)
+
+    def _deliver(self) -> bool:
+        """Hand over every whole frame; whether there was any."""
+        some = False
+        while True:
+            if self._frame is None:
+                self._frame = self._stream.next()
+            if self._frame is None:
+                return some
+            self._take(self._frame)
+            self._frame = None
+            some = True
+
+    def _drain(self) -> None:
+        """The head is gone for writing: take what it still said."""
+        me = object()
+        try:
+            if self._lead.setdefault(0, me) is me:
+                self._receive_now()
+        finally:
+            self._resign(me)
+
+    def _take(self, frame: _wire.Frame) -> None:
+        kind, flags, ident, peer, _, body, buffers = frame
+        if kind == _wire.KIND_ANSWER:
+            self._answers += 1
+        elif kind != _wire.KIND_RESPONSE:
+            return
+        sink = self._pending.get(ident)
+        if sink is not None and sink.deliver(flags, peer, body, buffers):
+            self._pending.pop(ident, None)
+
+    def _poll(self, events: int, seconds: float | None) -> int:
+        poller = select.poll()
+        poller.register(self._fd, events)
+        found = poller.poll(None if seconds is None else max(0.0, seconds) * 1000)
+        return found[0][1] if found else 0
+
+    # --- event loops -----------------------------------------------------
+
+    def arrival(self, ref: Ref) -> Generator[Any, None, None]:
+        """What ``await ref`` waits on: the ref is done when it returns."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        home = get_ident()
+
+        def settle() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def wake() -> None:
+            if get_ident() == home:
+                settle()
+                return
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                pass  # the loop ended without waiting for us
+
+        self.tell_waiting((ref,))
+        self._attach(loop)
+        try:
+            ref.watch(wake)
+            yield from future.__await__()
+        finally:
+            ref.unwatch(wake)
+            self._detach(loop)
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        for key, (other, _) in tuple(self._loops.items()):
+            if other.is_closed():
+                self._loops.pop(key, None)
+        _, waiting = self._loops.get(id(loop), (loop, 0))
+        if not waiting:
+            loop.add_reader(self._fd, self.poll)
+        self._loops[id(loop)] = (loop, waiting + 1)
+
+    def _detach(self, loop: asyncio.AbstractEventLoop) -> None:
+        entry = self._loops.get(id(loop))
+        if entry is None or loop.is_closed():
+            self._loops.pop(id(loop), None)
+        elif entry[1] > 1:
+            self._loops[id(loop)] = (loop, entry[1] - 1)
+        else:
+            del self._loops[id(loop)]
+            loop.remove_reader(self._fd)
+        if self._closing and not self._loops:
+            self._sock.close()
+
+    # --- the end ---------------------------------------------------------
+
+    def alive(self) -> bool:
+        return self._failure is None
+
+    def _fail(self, error: Exception | None) -> None:
+        """The stream is over: everything unanswered fails, and all that comes later."""
+        if self._failure is None:
+            text = self._how_ended() if not self._closing else "muster.shutdown() was called"
+            if isinstance(error, _errors.ProtocolError):
+                text = str(error)
+            self.end(lambda: _errors.HeadLostError(text))
+
+    def end(self, failure: Callable[[], BaseException]) -> None:
+        """Fail what is unanswered and all that comes later with ``failure()``."""
+        if self._failure is None:
+            self._failure = failure
+        while self._pending:
+            try:
+                _, sink = self._pending.popitem()
+            except KeyError:
+                break
+            sink.fail(self._failure)
+        for gate in tuple(self._followers):
+            gate.open()
+
+    def close(self, failure: Callable[[], BaseException]) -> None:
+        """Hang up. Waiting threads and loops get ``failure()``."""
+        self._closing = True
+        self.end(failure)
+        self.hang_up()  # wakes a leader in recv
+        if not self._loops:
+            self._sock.close()
+
+    def hang_up(self) -> None:
+        """End the stream without taking a lock: the head notices, and so does our reader."""
+        self._closing = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def abandon(self, failure: Callable[[], BaseException]) -> None:
+        """In a forked child: let go of the parent's connection without touching it."""
+        self._closing = True
+        self._failure = failure
+        self._pending = {}
+        self._loops = {}
+        self._lead = {}
+        self._followers = []
+        self._send_lock = RLock()
+        self._sock.close()
+
+
+def reply_map(reply: Ref) -> dict[str, Any]:
+    """The map in a response; its error is raised."""
+    if reply._answer is None:
+        reply._result()  # raises: the connection ended
+    assert reply._answer is not None
+    flags, body, _ = reply._answer
+    message = _wire.unpack(body)
+    if flags & _wire.FLAG_ERROR:
+        raise _errors.from_wire(message)
+    if not isinstance(message, dict):
+        raise _errors.ProtocolError(f"the head answered {message!r} where a map was expected")
+    return message
+
+
+def _rest(parts: Sequence[Any], done: int) -> list[memoryview]:
+    """What is left of the pieces after ``done`` bytes."""
+    left: list[memoryview] = []
+    for part in parts:
+        size = len(part)
+        if done >= size:
+            done -= size
+            continue
+        left.append(memoryview(part)[done:])
+        done = 0
+    return left

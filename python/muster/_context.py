@@ -1,0 +1,408 @@
+"""The process's tie to Muster: which head it talks to, from init to shutdown.
+
+Owns the one piece of process-wide state there is. A controller has a session,
+with an embedded head or one at an address; a worker has an identity, given by
+its runtime, and dials the head when it first calls somebody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import _errors, _wire
+from ._client import Connection
+from ._embedded import HeadProcess, find_binary
+from ._environment import announce_main, describe_runtime
+from ._events import Events
+
+#: Seconds that an orderly end may take: workers get their grace, then are killed.
+_END_PATIENCE = 60.0
+_EXIT_PATIENCE = 10.0
+_DRAIN_PATIENCE = 5.0
+
+
+class Session:
+    """A controller's connection to its head and what hangs on it."""
+
+    def __init__(
+        self,
+        arguments: dict[str, Any],
+        connection: Connection,
+        head: HeadProcess | None,
+        welcome: dict[str, Any],
+    ) -> None:
+        self.arguments = arguments
+        self.connection = connection
+        self.head = head
+        self.welcome = welcome
+        self.events: Events | None = None
+        self.clusters: set[int] = set()
+
+    def end(self) -> None:
+        """Stop all that is ours, in order, and wait until it is gone."""
+        try:
+            if not self.connection.alive():
+                return
+            if self.head is not None:
+                self.connection.request("shutdown", {}, _END_PATIENCE)
+            else:
+                for number in sorted(self.clusters):
+                    self.stop_cluster(number)
+        except _errors.MusterError:
+            pass  # it goes by way of the connection's end, below
+        finally:
+            self.connection.close(_after_shutdown)
+            self._wait_for_head()
+
+    def stop_cluster(self, number: int) -> None:
+        """Stop a cluster; its processes are gone and its output is written on return."""
+        stopped = self.connection.request("cluster.stop", {"number": number, "name": ""})
+        self.clusters.discard(number)
+        if self.events is not None:
+            self.events.wait_for(stopped.get("mark", 0), _DRAIN_PATIENCE)
+
+    def abort(self) -> None:
+        """End from inside a signal handler: no lock is taken, the hang-up says it all."""
+        self.connection.hang_up()
+        self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        if self.head is not None and not self.head.wait(_EXIT_PATIENCE):
+            self.head.kill()
+            self.head.wait(_EXIT_PATIENCE)
+        if self.events is not None:
+            self.events.join(_DRAIN_PATIENCE if self.head is not None else 0.2)
+
+
+class WorkerContext:
+    """What the runtime told this process when it became a worker."""
+
+    def __init__(
+        self, address: str, token: str, number: int, current_call: Callable[[], int]
+    ) -> None:
+        self.address = address
+        self.token = token
+        self.number = number
+        self.current_call = current_call
+        self.connection: Connection | None = None
+
+
+class _Process:
+    """All of this process's state."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.session: Session | None = None
+        self.worker: WorkerContext | None = None
+        self.forked = False
+        self.hooks_installed = False
+
+
+_process = _Process()
+
+
+def init(
+    address: str | None = None,
+    virtual: str | None = None,
+    *,
+    log_to_stderr: bool = True,
+    progress: bool | None = None,
+    timeout: float = 60.0,
+) -> None:
+    """Connect this process to a head; start one if no ``address`` is given.
+
+    Whatever needs a head calls this by itself, so a script calls it only to
+    choose: ``virtual="4x8"`` gives 4 nodes of 8 virtual GPUs on this machine
+    (``"4x8+relay"`` also sends calls through the nodes' agents, as between
+    machines); ``address`` names the socket, or its folder, of a head that runs
+    already. Both default to the environment: MUSTER_VIRTUAL, MUSTER_ADDRESS.
+
+    ``log_to_stderr`` has the workers' output shown here, each line with its
+    worker's name; ``progress`` has starts shown (by default where output is).
+    ``timeout`` is in seconds. A second call with the same arguments does
+    nothing, with others it is an error.
+    """
+    _refuse_if_misplaced("muster.init()")
+    given = {"address": address, "virtual": virtual}
+    arguments = {
+        **given,
+        "log_to_stderr": bool(log_to_stderr),
+        "progress": log_to_stderr if progress is None else bool(progress),
+    }
+    with _process.lock:
+        if _process.worker is not None:
+            if any(value is not None for value in given.values()):
+                raise _errors.MusterError(
+                    "a worker already belongs to a head; muster.init() takes no address and no "
+                    "virtual there"
+                )
+            return
+        if _process.session is not None:
+            _check_same(arguments, _process.session.arguments)
+            return
+        _process.session = _open_session(arguments, timeout)
+        _install_hooks()
+
+
+def _check_same(arguments: dict[str, Any], before: dict[str, Any]) -> None:
+    changed = [key for key, value in arguments.items() if value != before[key]]
+    if arguments["address"] is None and arguments["virtual"] is None:
+        changed = []  # a bare init() only says that there must be a head
+    if changed:
+        said = ", ".join(f"{key}={arguments[key]!r} (was {before[key]!r})" for key in changed)
+        raise _errors.MusterError(
+            f"muster.init() was called before with other arguments: {said}. "
+            "Call muster.shutdown() first, or call it once"
+        )
+
+
+def shutdown() -> None:
+    """Stop every cluster of this process, and the head it started; wait until all is gone.
+
+    When it returns, no process is left and all output of the workers has been
+    written. It may be called any number of times, and runs by itself at exit;
+    afterwards `init` can start anew.
+    """
+    if _process.forked:
+        return
+    with _process.lock:
+        session, _process.session = _process.session, None
+        if session is not None:
+            try:
+                session.end()
+            finally:
+                _restore_terminate()
+        worker = _process.worker
+        if worker is not None and worker.connection is not None:
+            worker.connection.close(_after_shutdown)
+            worker.connection = None
+
+
+def set_worker(address: str, token: str, number: int, current_call: Callable[[], int]) -> None:
+    """Make this process a worker in the SDK's eyes. Called by the runtime, once."""
+    _process.worker = WorkerContext(address, token, number, current_call)
+    _process.session = None
+    _process.forked = False
+    _install_fork_hook()
+
+
+def connection() -> Connection:
+    """The connection to the head, made if there is none yet."""
+    session = _process.session
+    if session is not None:
+        return session.connection
+    _refuse_if_misplaced("A call of Muster")
+    if _process.worker is not None:
+        return _worker_connection(_process.worker)
+    init(os.environ.get("MUSTER_ADDRESS") or None)
+    assert _process.session is not None
+    return _process.session.connection
+
+
+def session() -> Session | None:
+    """The controller's session; None in workers and before init."""
+    return _process.session
+
+
+def _refuse_if_misplaced(what: str) -> None:
+    if _process.forked:
+        raise _forked()
+    mainmodule = sys.modules.get("muster._runtime.mainmodule")
+    if mainmodule is not None and mainmodule.importing():
+        raise _errors.MusterError(mainmodule.guard_text(what))
+
+
+# --- opening -----------------------------------------------------------------
+
+
+def _open_session(arguments: dict[str, Any], timeout: float) -> Session:
+    address = arguments["address"] or os.environ.get("MUSTER_ADDRESS") or ""
+    virtual = arguments["virtual"] or os.environ.get("MUSTER_VIRTUAL") or ""
+    if arguments["address"] and arguments["virtual"]:
+        raise ValueError(
+            "virtual says what an embedded head pretends to have; the head at an address has "
+            "its own nodes. Give one of the two"
+        )
+    announce_main()
+    runtime = describe_runtime()
+    if address:
+        session = _join(arguments, address, runtime, timeout)
+    else:
+        session = _embed(arguments, str(virtual), runtime, timeout)
+    try:
+        if arguments["log_to_stderr"] or arguments["progress"]:
+            session.events = Events(
+                session.welcome["address"],
+                session.welcome["token"],
+                logs=arguments["log_to_stderr"],
+                progress=arguments["progress"],
+            )
+    except BaseException:
+        session.end()
+        raise
+    return session
+
+
+def _embed(
+    arguments: dict[str, Any], virtual: str, runtime: dict[str, Any], timeout: float
+) -> Session:
+    head, sock = HeadProcess.start(find_binary())
+    connection = Connection(sock, how_ended=head.how_ended)
+    try:
+        welcome = connection.hello(_wire.ROLE_OWNER, "", timeout, virtual=virtual, runtime=runtime)
+    except BaseException as error:
+        connection.close(_after_shutdown)
+        text = head.how_ended() if isinstance(error, (OSError, _errors.ProtocolError)) else ""
+        if not head.wait(_EXIT_PATIENCE):
+            head.kill()
+            head.wait(_EXIT_PATIENCE)
+        if isinstance(error, TimeoutError):
+            raise _errors.DeadlineError(
+                f"the head did not answer within {timeout:g} s of its start. {text}"
+            ) from None
+        if text:
+            raise _errors.HeadLostError(f"the head did not start: {error}. {text}") from None
+        raise
+    return Session(arguments, connection, head, welcome)
+
+
+def _join(
+    arguments: dict[str, Any], address: str, runtime: dict[str, Any], timeout: float
+) -> Session:
+    path = os.path.join(address, "head.sock") if os.path.isdir(address) else address
+    token_path = os.path.join(os.path.dirname(path), "token")
+    try:
+        with open(token_path, encoding="utf-8") as file:
+            token = file.read().strip()
+    except OSError as error:
+        raise _errors.MusterError(
+            f"no head at {address!r}: its token {token_path} cannot be read ({error.strerror})"
+        ) from error
+    connection = dial(path, token, 0, timeout, runtime)
+    welcome = {"address": path, "token": token}
+    return Session(arguments, connection, None, welcome)
+
+
+def dial(
+    path: str,
+    token: str,
+    worker: int,
+    timeout: float,
+    runtime: dict[str, Any] | None = None,
+    current_call: Callable[[], int] | None = None,
+) -> Connection:
+    """Connect to a head as a controller."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        raise _errors.HeadLostError(
+            f"no head answers at {path}: {error.strerror or error}. Is it still running?"
+        ) from error
+    connection = Connection(
+        sock,
+        how_ended=lambda: f"the head at {path} ended or hung up. Is it still running?",
+        current_call=current_call,
+    )
+    extra: dict[str, Any] = {"worker": worker}
+    if runtime is not None:
+        extra["runtime"] = runtime
+    try:
+        connection.hello(_wire.ROLE_CONTROLLER, token, timeout, **extra)
+    except BaseException:
+        connection.close(_after_shutdown)
+        raise
+    return connection
+
+
+def _worker_connection(worker: WorkerContext) -> Connection:
+    live = worker.connection
+    if live is not None:
+        return live
+    with _process.lock:
+        if worker.connection is None:
+            worker.connection = dial(
+                worker.address, worker.token, worker.number, 30.0, None, worker.current_call
+            )
+        return worker.connection
+
+
+# --- hooks -------------------------------------------------------------------
+
+
+def _install_hooks() -> None:
+    _take_terminate()
+    if not _process.hooks_installed:
+        atexit.register(shutdown)
+    _install_fork_hook()
+
+
+def _install_fork_hook() -> None:
+    if not _process.hooks_installed:
+        _process.hooks_installed = True
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    """In a child: the parent's connections are not ours to use, nor its head to stop."""
+    session, worker = _process.session, _process.worker
+    _process.lock = threading.RLock()
+    if session is None and worker is None:
+        return
+    _process.forked = True
+    _process.session = None
+    if session is not None:
+        session.connection.abandon(_forked)
+        if session.events is not None:
+            session.events.abandon()
+    if worker is not None and worker.connection is not None:
+        worker.connection.abandon(_forked)
+        worker.connection = None
+
+
+def _forked() -> BaseException:
+    return _errors.MusterError(
+        "this process was forked from one that uses Muster, and cannot use its connection. Make "
+        'calls in the parent, or start children with the "spawn" method of multiprocessing'
+    )
+
+
+def _after_shutdown() -> BaseException:
+    return _errors.HeadLostError(
+        "muster.shutdown() was called: clusters and refs of before are gone. "
+        "Call muster.init() and make new ones"
+    )
+
+
+def _take_terminate() -> None:
+    """Have SIGTERM end things in order, where nobody else wants it."""
+    if threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _restore_terminate() -> None:
+    if threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGTERM) is _terminate
+    ):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: object) -> None:
+    session = _process.session
+    try:
+        if session is not None and not _process.forked:
+            session.abort()
+    finally:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

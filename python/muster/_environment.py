@@ -1,0 +1,119 @@
+"""This process as a description from which workers' interpreters are made.
+
+Workers run the controller's interpreter, with its flags, its sys.path, its
+folder and its environment, and can import its script. It only describes;
+nothing is started here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import _errors, _values
+
+#: Options of -X that change how code runs.
+_X_OPTIONS = ("dev", "utf8", "faulthandler", "frozen_modules", "int_max_str_digits")
+_LETTERS = {
+    "debug": "d",
+    "dont_write_bytecode": "B",
+    "no_site": "S",
+    "verbose": "v",
+    "bytes_warning": "b",
+    "quiet": "q",
+    "optimize": "O",
+}
+
+
+def describe_runtime(
+    *,
+    python: str | None = None,
+    working_dir: str | None = None,
+    py_modules: Sequence[str] = (),
+    preload: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What a worker's interpreter needs, as it is in this process now."""
+    interpreter = python or sys.executable
+    if not interpreter:
+        raise _errors.MusterError(
+            "this interpreter does not know its own program (sys.executable is empty); "
+            "say which one workers shall use: WorkerConfig(python=...)"
+        )
+    return {
+        "python": interpreter,
+        "flags": interpreter_flags(),
+        "package": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        "sys_path": [*map(_absolute, _texts("py_modules", py_modules)), *_sys_path()],
+        "dir": _absolute(working_dir) if working_dir else os.getcwd(),
+        "preload": _texts("preload", preload),
+        "env": dict(os.environ),
+        "main": main_module(),
+    }
+
+
+def _sys_path() -> list[str]:
+    """sys.path without what only this process can follow: relative entries, stand-ins."""
+    alias = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_runtime", "alias")
+    paths = [_absolute(str(entry)) for entry in sys.path]
+    return [path for path in paths if path != alias]
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path or ".")
+
+
+def _texts(label: str, values: Sequence[str]) -> list[str]:
+    if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{label} is {values!r}; it takes a list of text")
+    return list(values)
+
+
+def interpreter_flags() -> list[str]:
+    """The flags of this interpreter that code can notice, as a new one takes them."""
+    flags = []
+    for name, letter in _LETTERS.items():
+        if times := int(getattr(sys.flags, name)):
+            flags.append("-" + letter * times)
+    if sys.flags.isolated:
+        flags.append("-I")
+    else:
+        if sys.flags.ignore_environment:
+            flags.append("-E")
+        if sys.flags.no_user_site:
+            flags.append("-s")
+        if getattr(sys.flags, "safe_path", False):
+            flags.append("-P")
+    flags += [f"-W{option}" for option in sys.warnoptions]
+    options = getattr(sys, "_xoptions", {})
+    for name in _X_OPTIONS:
+        if name in options:
+            value = options[name]
+            flags += ["-X", name if value is True else f"{name}={value}"]
+    return flags
+
+
+def main_module() -> dict[str, str]:
+    """How workers can import this process's script; empty texts where they cannot."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    name = getattr(spec, "name", None)
+    if name and name != "__main__":
+        return {"path": "", "module": str(name)}
+    path = getattr(main, "__file__", None)
+    if path and os.path.isfile(path):
+        return {"path": os.path.abspath(path), "module": ""}
+    return {"path": "", "module": ""}
+
+
+def announce_main() -> None:
+    """Make the script known under the name that workers have for it.
+
+    What workers send back refers to ``__muster_main__``; it is the same module
+    here. What cannot be imported there travels by value.
+    """
+    main = sys.modules.get("__main__")
+    if main is not None:
+        sys.modules["__muster_main__"] = main
+    _values.set_main_importable(any(main_module().values()))

@@ -1,0 +1,169 @@
+"""What the head tells while calls go on: workers' output and progress.
+
+A daemon thread reads a connection of its own and writes to ``sys.stderr``. It
+ends when the head has sent the last line, so that joining it drains all output.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from . import _errors, _wire
+
+#: Seconds between lines on the same subject where there is no terminal.
+_PLAIN_EVERY = 2.0
+_ERASE = "\r\x1b[2K"
+
+
+class Events:
+    """The events connection and the thread that reads it."""
+
+    def __init__(self, address: str, token: str, *, logs: bool, progress: bool) -> None:
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock.settimeout(10)
+            self._sock.connect(address)
+            self._stream = _wire.FrameStream(self._sock)
+            _wire.hello(self._stream, _wire.ROLE_EVENTS, token)
+            self._sock.settimeout(None)
+        except BaseException:
+            self._sock.close()
+            raise
+        self._screen = Screen()
+        self._logs = logs
+        self._progress = progress
+        self._mark: float = 0
+        self._marked = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="muster-events", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                frame = self._stream.read()
+                if frame.kind == _wire.KIND_NOTICE:
+                    verb, message = _wire.unpack(frame.body)
+                    self._notice(verb, message)
+        except (EOFError, OSError, _errors.ProtocolError):
+            pass  # the head is done; the connection for calls tells if that is an error
+        finally:
+            self._screen.clear()
+            self._reached(float("inf"))
+
+    def _notice(self, verb: str, message: dict[str, Any]) -> None:
+        if verb == "log" and self._logs:
+            self._screen.lines([f"[{line['worker']}] {line['text']}" for line in message["lines"]])
+        elif verb == "progress" and self._progress:
+            self._screen.progress(message)
+        elif verb == "mark":
+            self._reached(message["mark"])
+
+    def _reached(self, mark: float) -> None:
+        with self._marked:
+            self._mark = max(self._mark, mark)
+            self._marked.notify_all()
+
+    def wait_for(self, mark: int, timeout: float) -> None:
+        """Wait until everything that the head sent before ``mark`` has been written."""
+        with self._marked:
+            self._marked.wait_for(lambda: self._mark >= mark, timeout)
+
+    def join(self, timeout: float) -> None:
+        """Wait until the head has sent everything and hung up; hang up ourselves after that."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+        self._sock.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's connection."""
+        self._sock.close()
+
+
+class Screen:
+    """Lines and one live status line on stderr, which never break each other up."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._live = ""
+        self._subjects: dict[str, tuple[float, float]] = {}  # first seen, last shown
+
+    def lines(self, lines: list[str]) -> None:
+        """Write whole lines, above the live one."""
+        text = "".join(line + "\n" for line in lines)
+        if self._live:
+            text = f"{_ERASE}{text}{self._live}"
+        _write(text)
+
+    def progress(self, message: dict[str, Any]) -> None:
+        """Show how far something is: live on a terminal, now and then elsewhere."""
+        subject, now = str(message["subject"]), self._clock()
+        final = bool(message.get("final"))
+        first, shown = self._subjects.get(subject, (now, float("-inf")))
+        status = describe(message, now - first)
+        if final:
+            self._subjects.pop(subject, None)
+        else:
+            self._subjects[subject] = (first, shown)
+        if _is_terminal():
+            was_live = self._live
+            self._live = "" if final and not self._subjects else _fit(status)
+            if was_live or self._live:
+                _write(_ERASE + self._live)
+        elif final or now - shown >= _PLAIN_EVERY:
+            _write(status + "\n")
+            if not final:
+                self._subjects[subject] = (first, now)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._live:
+            self._live = ""
+            _write(_ERASE)
+
+
+def describe(message: dict[str, Any], seconds: float) -> str:
+    """One line on where something stands."""
+    text = f"muster: {message['subject']}: {message['doing']}"
+    if message.get("total"):
+        text += f" {message['done']}/{message['total']}"
+    if message.get("waiting"):
+        text += f", waiting for {message['waiting']}"
+    if seconds >= 1:
+        text += f" ({seconds:.0f} s)"
+    return text
+
+
+def _fit(text: str) -> str:
+    """Cut to the terminal's width: a live line that wraps cannot be erased."""
+    return text[: max(20, shutil.get_terminal_size().columns - 1)]
+
+
+def _is_terminal() -> bool:
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def _write(text: str) -> None:
+    """Write at once to what is stderr now; a closed or missing one is no reason to fail."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except (OSError, ValueError):
+        pass

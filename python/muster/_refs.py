@@ -1,0 +1,349 @@
+"""Futures of calls, and the ways to wait for them.
+
+Owns `Ref`, `get`, `wait` and `as_completed`. A ref holds the bytes of its
+answer until somebody asks for the value; the connection that delivers them is
+`_client`'s. Nothing here is bound to an event loop or a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from . import _errors, _values
+
+if TYPE_CHECKING:
+    from ._client import Connection
+
+PENDING = 0
+ARRIVED = 1  # the answer's bytes are here
+DECODED = 2
+FAILED = 3
+
+_ERROR = 1  # flag Error of docs/wire.md
+
+
+class Ref:
+    """The future result of a call.
+
+    ``muster.get(ref)`` waits for it and returns the value, or raises what the
+    call raised, as often as it is asked. In a coroutine, ``await ref`` does the
+    same, on any event loop. A ref that nobody asks stays silent about errors.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_answer",
+        "_connection",
+        "_failure",
+        "_finish",
+        "_id",
+        "_rank",
+        "_state",
+        "_value",
+        "_watchers",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        call: int,
+        rank: int = -1,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._id = call
+        self._rank = rank
+        self._finish = finish
+        self._state = PENDING
+        self._answer: tuple[int, Any, Any] | None = None
+        self._value: Any = None
+        self._failure: Callable[[], BaseException] | None = None
+        self._watchers: list[Callable[[], None]] | None = None
+
+    def done(self) -> bool:
+        """Whether the answer is here; it never waits."""
+        if self._state == PENDING:
+            self._connection.poll()
+        return self._state != PENDING
+
+    def cancel(self) -> bool:
+        """Ask for the call to be stopped; False when it was already answered.
+
+        The ref then fails with `CallCancelledError`, unless the call ends first.
+        Refs of one ``execute_all_async`` belong to one call: it stops as a whole.
+        """
+        if self.done():
+            return False
+        self._connection.cancel(self._id)
+        return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self._state == PENDING:
+            yield from self._connection.arrival(self)
+        return self._result()
+
+    def __repr__(self) -> str:
+        states = {PENDING: "pending", FAILED: "failed"}
+        state = states.get(self._state, "done")
+        if self._state == ARRIVED and self._answer is not None and self._answer[0] & _ERROR:
+            state = "failed"
+        rank = f", rank {self._rank}" if self._rank >= 0 else ""
+        return f"<muster.Ref call {self._id}{rank}, {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a Ref belongs to the process that made the call and cannot be pickled; "
+            "pass muster.get(ref) instead"
+        )
+
+    # What follows is for the connection and the functions below.
+
+    def deliver(self, flags: int, peer: int, body: Any, buffers: Any) -> bool:
+        """Take an answer; True says that no more are to come. A second one is ignored."""
+        if self._state == PENDING:
+            self._answer = (flags, body, buffers)
+            self._state = ARRIVED
+            self._announce()
+        return True
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """End without an answer; ``failure`` makes the exception, afresh for each raise."""
+        if self._state == PENDING:
+            self._failure = failure
+            self._state = FAILED
+            self._announce()
+
+    def _announce(self) -> None:
+        if self._watchers:
+            for watcher in tuple(self._watchers):
+                watcher()
+
+    def watch(self, watcher: Callable[[], None]) -> None:
+        """Have ``watcher`` called when the ref is done: maybe twice, from any thread."""
+        if self._watchers is None:
+            self._watchers = []
+        self._watchers.append(watcher)
+        if self._state != PENDING:
+            watcher()
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        if self._watchers is not None and watcher in self._watchers:
+            self._watchers.remove(watcher)
+
+    def failed(self) -> bool:
+        answer = self._answer
+        return self._state == FAILED or (answer is not None and bool(answer[0] & _ERROR))
+
+    def _result(self) -> Any:
+        """The value, or the call's exception; only when done."""
+        if self._state == DECODED:
+            return self._value
+        if self._state == FAILED and self._failure is not None:
+            raise self._failure()
+        assert self._answer is not None
+        flags, body, buffers = self._answer
+        if flags & _ERROR:
+            error = _values.decode(body, buffers)
+            self._failure = lambda: _errors.from_wire(error)
+            self._state = FAILED
+            self._answer = None
+            raise self._failure()
+        value = _values.decode(body, buffers)
+        if self._finish is not None:
+            value = self._finish(value)
+        self._value = value
+        self._state = DECODED
+        self._answer = None
+        return value
+
+
+class Ready(Ref):
+    """A ref whose value was there from the start."""
+
+    __slots__ = ()
+
+    def __init__(self, connection: Connection, value: Any) -> None:
+        super().__init__(connection, 0)
+        self._value = value
+        self._state = DECODED
+
+
+class SplitCall:
+    """One call whose ranks are answered one by one, each into a ref of its own."""
+
+    __slots__ = ("_left", "refs")
+
+    def __init__(self, connection: Connection, call: int, ranks: Sequence[int]) -> None:
+        self.refs = [Ref(connection, call, rank) for rank in ranks]
+        self._left = {ref._rank: ref for ref in self.refs}
+
+    def deliver(self, flags: int, peer: int, body: Any, buffers: Any) -> bool:
+        if flags & 2:  # flag Rank: for the rank in peer alone
+            ref = self._left.get(peer)
+            if ref is not None:
+                ref.deliver(flags, peer, body, buffers)
+                self._left.pop(peer, None)
+            return not self._left
+        for ref in self._left.values():
+            ref.deliver(flags, peer, body, buffers)
+        return True
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        for ref in tuple(self._left.values()):
+            ref.fail(failure)
+
+
+def get(refs: Any, timeout: float | None = None) -> Any:
+    """Wait for a ref, or a list (or tuple) of refs, and return the value or values.
+
+    What a call raised is raised here; with several refs, as soon as one of them
+    failed. After ``timeout`` seconds it raises `DeadlineError`, a TimeoutError,
+    with the stacks of the ranks that have not answered; calls given up on in
+    this way are over, and their refs keep that error.
+    """
+    if isinstance(refs, Ref):
+        if refs._state == PENDING:
+            _settle([refs], None if timeout is None else monotonic() + timeout, timeout)
+        return refs._result()
+    several = _refs_of(refs, "get")
+    pending = [ref for ref in several if ref._state == PENDING]
+    if pending:
+        _settle(pending, None if timeout is None else monotonic() + timeout, timeout)
+    for ref in several:
+        if ref._state != PENDING and ref.failed():
+            ref._result()
+    values = [ref._result() for ref in several]
+    return tuple(values) if isinstance(refs, tuple) else values
+
+
+def wait(
+    refs: Iterable[Ref], num_returns: int = 1, timeout: float | None = None
+) -> tuple[list[Ref], list[Ref]]:
+    """Wait until ``num_returns`` of the refs are done; returns (done, pending).
+
+    Both lists keep the order given. ``done`` has exactly ``num_returns`` refs, or
+    fewer when ``timeout`` seconds passed first. Failed refs count as done; the
+    error comes out of `get`.
+    """
+    several = _refs_of(refs, "wait")
+    if len({id(ref) for ref in several}) != len(several):
+        raise ValueError("wait() got the same ref twice; pass each once")
+    if isinstance(num_returns, bool) or not 0 < num_returns <= len(several):
+        raise ValueError(
+            f"num_returns is {num_returns}, with {len(several)} refs; it goes from 1 to that"
+        )
+    deadline = None if timeout is None else monotonic() + timeout
+    _gather(several, num_returns, deadline, stop_at_failure=False)
+    done = [ref for ref in several if ref._state != PENDING][:num_returns]
+    chosen = {id(ref) for ref in done}
+    return done, [ref for ref in several if id(ref) not in chosen]
+
+
+def as_completed(refs: Iterable[Ref], timeout: float | None = None) -> Iterator[Ref]:
+    """Yield the refs as they get done, failed ones included.
+
+    When ``timeout`` seconds, counted from the first step, were not enough,
+    `DeadlineError` is raised; the calls run on.
+    """
+    left = _refs_of(refs, "as_completed")
+    return _completions(left, timeout)
+
+
+def _completions(left: list[Ref], timeout: float | None) -> Iterator[Ref]:
+    deadline = None if timeout is None else monotonic() + timeout
+    while left:
+        _gather(left, 1, deadline, stop_at_failure=False)
+        done = [ref for ref in left if ref._state != PENDING]
+        if not done:
+            raise _errors.DeadlineError(
+                f"{len(left)} of the refs were not done after {timeout:g} s: {left[:3]}"
+            )
+        left = [ref for ref in left if ref._state == PENDING]
+        yield from done
+
+
+def _refs_of(refs: Any, who: str) -> list[Ref]:
+    if isinstance(refs, (str, bytes)) or not hasattr(refs, "__iter__"):
+        raise TypeError(f"{who}() takes refs, not {type(refs).__name__}: {refs!r}")
+    several = list(refs)
+    for ref in several:
+        if not isinstance(ref, Ref):
+            raise TypeError(
+                f"{who}() takes refs, and one entry is {type(ref).__name__}: {ref!r}; refs come "
+                "from execute_..._async, blocking=False and .remote()"
+            )
+    return several
+
+
+class _Tally:
+    """Counts how many of some refs are done, without looking at all of them each time."""
+
+    __slots__ = ("_seen", "_stop_at_failure", "_target", "enough", "left")
+
+    def __init__(self, refs: list[Ref], target: int, stop_at_failure: bool) -> None:
+        self.left = [ref for ref in refs if ref._state == PENDING]
+        self._target = target - (len(refs) - len(self.left))
+        self._stop_at_failure = stop_at_failure
+        self._seen: set[int] = set()
+        self.enough = self._target <= 0
+
+    def watchers(self) -> list[tuple[Ref, Callable[[], None]]]:
+        return [(ref, self._watcher(ref)) for ref in self.left]
+
+    def _watcher(self, ref: Ref) -> Callable[[], None]:
+        def note() -> None:
+            self._seen.add(id(ref))
+            if len(self._seen) >= self._target or (self._stop_at_failure and ref.failed()):
+                self.enough = True
+
+        return note
+
+
+def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_failure: bool) -> bool:
+    """Wait until ``target`` of the refs are done; False when the deadline passed first."""
+    for connection in {ref._connection for ref in refs}:
+        connection.poll()
+    tally = _Tally(refs, target, stop_at_failure)
+    if tally.enough:
+        return True
+    connection = tally.left[0]._connection
+    connection.tell_waiting(tally.left)
+    watchers = tally.watchers()
+    for ref, watcher in watchers:
+        ref.watch(watcher)
+    try:
+        if len({id(ref._connection) for ref in tally.left}) > 1:
+            # Refs of a session that ended fail by themselves; the rest are waited for.
+            live = [ref for ref in tally.left if ref._connection.alive()]
+            connection = (live or tally.left)[0]._connection
+        return connection.wait(lambda: tally.enough, tally.left, deadline)
+    finally:
+        for ref, watcher in watchers:
+            ref.unwatch(watcher)
+
+
+def _settle(refs: list[Ref], deadline: float | None, timeout: float | None) -> None:
+    """Wait for all refs or one failure; at the deadline, end the calls that are left."""
+    if len(refs) == 1:
+        connection = refs[0]._connection
+        connection.tell_waiting(refs)
+        settled = connection.wait_one(refs[0], deadline)
+    else:
+        settled = _gather(refs, len(refs), deadline, stop_at_failure=True)
+    if settled:
+        return
+    late = [ref for ref in refs if ref._state == PENDING]
+    for connection, call in {(ref._connection, ref._id) for ref in late}:
+        connection.expire(call)
+    patience = monotonic() + EXPIRE_PATIENCE
+    if not _gather(late, len(late), patience, stop_at_failure=True):
+        raise _errors.DeadlineError(
+            f"no answer within {timeout:g} s to {late[0]!r}, nor any word on it from the head "
+            f"in another {EXPIRE_PATIENCE:g} s"
+        )
+
+
+#: Seconds that the head has to answer Expire; it collects stacks meanwhile.
+EXPIRE_PATIENCE = 10.0

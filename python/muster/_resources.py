@@ -1,0 +1,157 @@
+"""`ResourceManager`: nodes and devices reserved as one, and plans over them.
+
+Owns the reservation's lifetime. Who sits where is the head's to decide, for
+plans as for starts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from . import _context
+from ._config import WorkerConfig, as_worker_config
+
+if TYPE_CHECKING:
+    from ._client import Connection
+    from ._cluster import Cluster
+
+
+class Plan:
+    """Who would sit where; ``print(plan)`` draws it.
+
+    ``clusters`` maps each name to a list with one dict per rank: ``rank``,
+    ``name``, ``node`` (its index in the pool), ``devices`` (global ids).
+    """
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self.text = str(message["text"])
+        self.clusters = {
+            cluster["name"]: [
+                {
+                    "rank": worker["rank"],
+                    "name": worker["name"],
+                    "node": worker["node"],
+                    "devices": [at["global"] for at in worker["devices"]],
+                }
+                for worker in cluster["workers"]
+            ]
+            for cluster in message["clusters"]
+        }
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<muster.Plan of {', '.join(self.clusters)}>"
+
+
+class ResourceManager:
+    """A pool: ``num_nodes`` nodes with ``num_gpus_per_node`` GPUs each, reserved together.
+
+    All of it is there when the constructor returns, or the error says what is
+    missing and who holds it; it never waits longer than ``timeout`` seconds. 0
+    GPUs per node make a pool for CPU workers. The reservation goes when the
+    object does and no cluster uses it any more, at `destroy_placement_group`, or
+    at the end of its ``with`` block.
+    """
+
+    def __init__(
+        self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, timeout: float = 30.0
+    ) -> None:
+        for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"{label} is {value!r}; it must be a whole number")
+        connection = _context.connection()
+        asked = {
+            "gpus_per_node": int(num_gpus_per_node),
+            "nodes": int(num_nodes),
+            "timeout": float(timeout),
+        }
+        pool = connection.request("pool.create", asked)
+        self.id: int = pool["id"]
+        self.gpu_per_node: int = pool["per_node"]
+        #: What each node is: name, address, cores, memory, devices.
+        self.nodes: list[dict[str, Any]] = pool["nodes"]
+        self._connection = connection
+        self._clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
+        self._release = weakref.finalize(self, _release, connection, self.id)
+        self._release.atexit = False  # the head releases all of a script's pools at its end
+
+    @property
+    def num_nodes(self) -> int:
+        """How many nodes the pool has."""
+        return len(self.nodes)
+
+    @property
+    def num_gpus(self) -> int:
+        """How many GPUs the pool has in all."""
+        return self.gpu_per_node * self.num_nodes
+
+    def plan(
+        self,
+        clusters: Mapping[str, WorkerConfig] | Iterable[tuple[str, WorkerConfig]] | None = None,
+        /,
+        **named: WorkerConfig,
+    ) -> Plan:
+        """Show who would sit where if these clusters were made; nothing starts.
+
+        Takes a dict of name to `WorkerConfig`, a list of such pairs, or keywords.
+        What would be an error at the start is the same error here.
+        """
+        pairs = list(clusters.items()) if isinstance(clusters, Mapping) else list(clusters or ())
+        specs = [_planned(name, config) for name, config in (*pairs, *named.items())]
+        return Plan(self._connection.request("plan", {"pool": self.id, "clusters": specs}))
+
+    def allocate_placement_group(
+        self, world_size: int, device_mapping: str | Sequence[int] | None = None
+    ) -> list[list[dict[str, Any]]]:
+        """Per rank, the devices it would get: dicts of node_rank, gpu_rank, placement_group
+        and ray_address."""
+        config = WorkerConfig(world_size=world_size, device_mapping=device_mapping)
+        request = {"pool": self.id, "clusters": [_planned("allocation", config)]}
+        planned = self._connection.request("plan", request)["clusters"][0]
+        return [devices_of(worker, self.id) for worker in planned["workers"]]
+
+    def destroy_placement_group(self) -> None:
+        """End the workers on this pool and give it back. It may be called again."""
+        for cluster in list(self._clusters):
+            cluster.shutdown()
+        if self._release.detach() is not None and self._connection.alive():
+            self._connection.request("pool.release", {"pool": self.id})
+
+    def __enter__(self) -> ResourceManager:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.destroy_placement_group()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ResourceManager belongs to the process that made it and cannot be pickled; "
+            "pass clusters, or make one there"
+        )
+
+    def __repr__(self) -> str:
+        return f"<muster.ResourceManager {self.num_nodes} nodes x {self.gpu_per_node} GPUs>"
+
+
+def devices_of(worker: Mapping[str, Any], pool: int) -> list[dict[str, Any]]:
+    """A worker's places in the form that pipelines written for Ray expect."""
+    places = [(at["node"], at["device"]) for at in worker["devices"]] or [(worker["node"], None)]
+    return [
+        {"node_rank": node, "gpu_rank": device, "placement_group": pool, "ray_address": ""}
+        for node, device in places
+    ]
+
+
+def _planned(name: str, config: WorkerConfig) -> dict[str, Any]:
+    spec = as_worker_config(config).to_spec(name)
+    spec["class"] = {"module": "muster", "name": "Worker", "pickle": b""}
+    return spec
+
+
+def _release(connection: Connection, pool: int) -> None:
+    # Called by the garbage collector, maybe in the middle of a send.
+    connection.later("pool.release", {"pool": pool})
