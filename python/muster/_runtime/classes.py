@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from .._errors import MusterError
 from . import mainmodule
 from .board import Refusal
 
@@ -30,8 +31,7 @@ def find(where: Mapping[str, Any], main: mainmodule.MainModule) -> type:
     if not module:
         module, name = _split(path)
     if module in ("__main__", mainmodule.NAME):
-        mainmodule.load(main)
-        holder: ModuleType = main
+        holder: ModuleType = _run_script(main, path)
     else:
         holder = _import(module, path)
     found = _walk(holder, module, name, path)
@@ -109,6 +109,20 @@ def _import(module: str, path: str) -> ModuleType:
             "import",
             f"cannot import {path}: importing {module} failed: {type(error).__name__}: {error}",
         ) from error
+
+
+def _run_script(main: mainmodule.MainModule, path: str) -> ModuleType:
+    try:
+        mainmodule.load(main)
+    except MusterError:  # starting a cluster there: its text says all
+        raise
+    except Exception as error:
+        raise Refusal(
+            "import",
+            f"cannot import {path}: workers import the controller's script to find it, which "
+            f"failed: {type(error).__name__}: {error}",
+        ) from error
+    return main
 
 
 def _walk(holder: ModuleType, module: str, name: str, path: str) -> Any:

@@ -47,6 +47,7 @@ class Loop:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asked: set[int] = set()  # calls whose task was cancelled by us
         self._outbox: deque[memoryview] = deque()
+        self._exit: SystemExit | None = None
         host.board.own_code.add(Loop._inline.__code__)
 
     def run(self) -> None:
@@ -59,6 +60,8 @@ class Loop:
         finally:
             self._host.check_process()
             self._close(fd)
+        if self._exit is not None:
+            raise self._exit
 
     def cancel(self, call: int) -> str:
         """Cancel a call, from the control thread; return what became of it."""
@@ -126,8 +129,9 @@ class Loop:
             if board.attention:
                 board.admit(call)
             value = await start()
-        except SystemExit:
-            raise
+        except SystemExit as end:
+            self._leave(end)
+            return
         except asyncio.CancelledError as caught:
             error = Interrupted() if call in self._asked else caught
         except BaseException as caught:
@@ -160,7 +164,8 @@ class Loop:
             board.current = 0
             error = caught
         if isinstance(error, SystemExit):
-            raise error
+            self._leave(error)
+            return
         if error is None and inspect.isawaitable(value):
             # A sync method that hands out its coroutine, as some decorators make.
             awaitable = value
@@ -215,6 +220,12 @@ class Loop:
             self._loop.remove_writer(self._sock.fileno())
 
     # --- the end -------------------------------------------------------------
+
+    def _leave(self, end: SystemExit) -> None:
+        """End the worker; not by raising it here, which a task would keep and complain of."""
+        if self._exit is None:
+            self._exit = end
+        self._loop.stop()
 
     def _close(self, fd: int) -> None:
         """Let coroutines run their ``finally`` blocks, for a while."""

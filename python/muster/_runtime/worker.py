@@ -97,7 +97,9 @@ def _redirect(log: int) -> None:
     # A line reaches the log whole, and nothing printable makes print fail. New
     # objects, as the old ones may believe that they write to a file.
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        text = open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        text = open(  # noqa: SIM115  (for good)
+            fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
     faulthandler.enable(2)  # a crash in C leaves the Python stack in the log

@@ -169,6 +169,10 @@ class Worker:
             self.status = os.waitstatus_to_exitcode(status)
         return self.status
 
+    def exit_now(self) -> None:
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.exit()
+
     def output(self) -> str:
         """All that it wrote; only after its end, and that of its children."""
         with open(self._log, "rb", closefd=False) as file:
