@@ -149,21 +149,15 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 
 // endError words how a worker's process ended.
 func (w *worker) endError(e *wire.Exited) *spec.Error {
-	how := "exit code " + strconv.Itoa(e.Code)
-	switch {
-	case e.OOM:
-		how = "killed by the kernel for lack of memory (" + e.Signal + "); give it less to hold, or the machine more"
-	case e.Signal != "":
-		how = "killed by " + e.Signal
+	how := e.Why // the agent tells it in words
+	if how == "" {
+		how = "exit code " + strconv.Itoa(e.Code)
 	}
 	verb := "died: "
 	if w.state == "starting" {
 		verb = "ended before it was ready: "
 	}
 	msg := fmt.Sprintf("%s on %s %s%s", w.Name, w.Node, verb, how)
-	if e.Why != "" {
-		msg += " (" + e.Why + ")"
-	}
 	if w.pid != 0 {
 		msg += fmt.Sprintf(", process %d", w.pid)
 	}
