@@ -16,8 +16,8 @@ pool      sync classes, ``max_concurrency`` > 1   threads of its own
 three ways share; `describe` reports the class; `mainmodule` stands in for the
 controller's script; `title` and `linux` speak to the kernel.
 
-It imports the wire, values, errors and the worker base of this package, and
-never the controller's side (clusters, refs, contexts).
+It stands on the wire, values, errors and the worker base of this package. Of the
+controller's side it only tells `_context` who this worker is; it makes no call.
 """
 
 from .current import current_call

@@ -15,12 +15,14 @@ import sys
 import time
 from typing import Any
 
-from .. import _pickling, _values, _wire, _worker
+from .. import _context, _pickling, _values, _wire, _worker
+from .._register import RESERVED_NAMES
 from . import classes, interpreter, linux, mainmodule, title
 from .board import Board, Refusal
 from .calls import Host, Who, own_error, wire_error
 from .control import Control, Runner
 from .current import call as current
+from .current import current_call
 from .describe import Described
 from .orders import Order
 from .serial import Serial
@@ -51,6 +53,8 @@ def main(order: Order) -> None:
     call_stream = _wire.FrameStream(call_sock)
     _wire.hello(call_stream, _wire.ROLE_WORKER, **mine)
     _detach_forks(board, (control_sock, call_sock), stacks)
+    # Calls that the object makes itself take a connection of their own.
+    _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
 
     try:
         runner = _prepare(order, who, board, call_sock, call_stream, control)
@@ -126,7 +130,7 @@ def _prepare(
     _pickling.set_main_importable(bool(main.get("path") or main.get("module")))
     interpreter.preload(order.preload)
     cls = classes.find(setup["class"], script)
-    described = Described(cls, _reserved())
+    described = Described(cls, RESERVED_NAMES)
     config = _config(setup.get("config") or b"", who)
     limit = setup.get("max_concurrency") or 0
 
@@ -161,15 +165,6 @@ def _prepare(
     }
     _notify(sock, "ready", ready)
     return runner
-
-
-def _reserved() -> frozenset[str]:
-    """Return the names that a registered method must not have."""
-    try:
-        from .. import _cluster
-    except ImportError:
-        return frozenset()
-    return frozenset(getattr(_cluster, "RESERVED", ()))
 
 
 def _config(data: bytes, who: Who) -> Any:

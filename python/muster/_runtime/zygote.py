@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import importlib
 import os
 import signal
 import struct
@@ -16,7 +17,7 @@ import sys
 import warnings
 from typing import Any
 
-from .. import _errors, _wire
+from .. import _HOMES, _errors, _wire
 from . import interpreter, title
 from .board import Refusal
 from .orders import Order, OrderSocket
@@ -135,14 +136,21 @@ def load(runtime: dict[str, Any], warm: bool) -> dict[str, Any]:
     interpreter.adopt(runtime)
     why = ""
     if warm:
-        from . import loop, pool, serial, worker  # noqa: F401  (what a call needs)
-
+        _warm_up()
         why = interpreter.preload(runtime.get("preload") or ())
         # Objects of the zygote are then never visited by the workers' collectors,
         # so the pages they lie on stay shared.
         gc.collect()
         gc.freeze()
     return {"fork_safe": not why, "why": why, "pid": os.getpid()}
+
+
+def _warm_up() -> None:
+    """Import all of Muster that a worker may come to need."""
+    from . import loop, pool, serial, worker  # noqa: F401
+
+    for home in set(_HOMES.values()):
+        importlib.import_module(f"muster.{home}")
 
 
 def refusal_map(refusal: Refusal) -> dict[str, Any]:
