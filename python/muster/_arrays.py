@@ -50,7 +50,7 @@ def array_parts(np: Any, array: Any) -> tuple[list[Any], Any] | None:
 
 def _describe(np: Any, dtype: Any) -> Any:
     kind = dtype.kind
-    if kind in _PLAIN_KINDS and dtype.isbuiltin == 1:
+    if kind in _PLAIN_KINDS and dtype.isbuiltin != 2:  # 2: made by a user
         return dtype.str
     if dtype.hasobject or dtype.isbuiltin == 2 or dtype.isalignedstruct or dtype.metadata:
         return None
@@ -92,15 +92,14 @@ def array_from(meta: Any, data: memoryview) -> Any:
     size = math.prod(shape) * dtype.itemsize
     if size != data.nbytes or any(n < 0 for n in shape):
         raise ValueError(f"{shape} of {dtype} is {size} bytes, the buffer has {data.nbytes}")
-    if size == 0:
-        return np.empty(shape, dtype, order)
-    return np.ndarray(shape, dtype, data, order=order)
+    # np.empty would make something else of items without size.
+    return np.ndarray(shape, dtype, data if size else bytearray(1), order=order)
 
 
 def scalar_parts(np: Any, scalar: Any) -> list[Any] | None:
     """``[dtype, bytes]`` of an exact numpy scalar; None where only pickle keeps it exact."""
     dtype = scalar.dtype
-    if type(scalar) is dtype.type and dtype.kind in _PLAIN_KINDS and dtype.isbuiltin == 1:
+    if type(scalar) is dtype.type and dtype.kind in _PLAIN_KINDS and dtype.isbuiltin != 2:  # 2: made by a user
         return [dtype.str, scalar.tobytes()]
     return None
 

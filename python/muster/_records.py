@@ -36,7 +36,7 @@ def fields_of(record: Any) -> Mapping[str, Any] | None:
         return None
     if cls.__dictoffset__:
         state: dict[str, Any] = record.__dict__
-        return state if state.keys() == names else None
+        return state if state.keys() == names.keys() else None
     try:
         return {name: getattr(record, name) for name in names}
     except AttributeError:

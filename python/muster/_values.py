@@ -40,7 +40,7 @@ NDARRAY, PICKLE, BYTES, TENSOR = 32, 33, 34, 35
 OUT_OF_BAND = 256 << 10  # bytes of at least this size become a buffer of the frame
 _MAX_BUFFERS = 60_000  # a frame has room for 65,535; beyond this, arrays lie in pickles
 _MAX_NESTED = 100  # extensions inside extensions; each level copies what is inside
-_MAX_LISTS = 500  # lists and dicts inside each other; msgpack refuses at 511
+_MAX_LEVELS = 480  # lists, dicts and extensions inside each other; the head refuses at 512
 
 _LEAVES = frozenset((type(None), bool, int, float, str))
 # What msgpack packs without asking, as something else than it is.
@@ -51,6 +51,9 @@ _TWO_FLOATS = struct.Struct("<dd")
 _FUTURE = struct.Struct("<Qi")
 
 _Packer = msgpack.Packer
+_OPTIONS: dict[str, Any] = {"strict_types": True, "unicode_errors": "surrogatepass"}
+if msgpack.version >= (1, 1):
+    _OPTIONS["buf_size"] = 1024  # the default of 256 KiB costs more than packing a few values
 _unpackb = msgpack.unpackb
 _ExtType = msgpack.ExtType
 _new = tuple.__new__
@@ -112,8 +115,12 @@ def marked(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _pack(obj: object) -> bytes:
-    data: bytes = _Packer(strict_types=True, unicode_errors="surrogatepass").pack(obj)
+    data: bytes = _Packer(**_OPTIONS).pack(obj)
     return data
+
+
+def _ext(code: int, data: bytes) -> Any:
+    return _new(_ExtType, (code, data))  # its own __new__ takes longer than packing it
 
 
 def _head(small: int, large: int, n: int) -> bytes:
@@ -128,12 +135,13 @@ def _head(small: int, large: int, n: int) -> bytes:
 class _Encoder:
     """Encodes the values of one frame."""
 
-    __slots__ = ("bufs", "depth", "pickle")
+    __slots__ = ("bufs", "depth", "levels", "pickle")
 
     def __init__(self, bufs: list[Any], pickle: str) -> None:
         self.bufs = bufs
         self.pickle = pickle
-        self.depth = 0
+        self.depth = 0  # of extensions
+        self.levels = 0  # of lists and dicts as well
 
     def whole(self, label: str, obj: object, mark: bool = False) -> bytes:
         """A value with nothing around it; label names it in errors."""
@@ -141,7 +149,7 @@ class _Encoder:
         try:
             if mark and isinstance(obj, Mark):
                 return _pack(self.mark(obj))
-            return self.one(obj)
+            return self.one(obj, cuttable=True)
         except _Refused as refused:
             del self.bufs[start:]
             raise _explain(label, obj, refused) from None
@@ -151,41 +159,48 @@ class _Encoder:
                 f"{label}, a {_blame.type_name(obj)}, cannot be sent: {type(error).__name__}: {error}"
             ) from error
 
-    def one(self, obj: object) -> bytes:
+    def one(self, obj: object, cuttable: bool = False) -> bytes:
         """A value, by whatever way is left where it is nested too deeply."""
         start = len(self.bufs)
         try:
             return self.nested(obj)
         except (ValueError, RecursionError):
             del self.bufs[start:]
-            self.depth = 0
+            self.depth = self.levels = 0
         if self.pickle != "on":
-            raise _Refused(obj, f"nested more than {_MAX_LISTS} levels deep, or inside itself")
-        if type(obj) is list:
-            # Element by element, so that the head can still cut it.
-            return _head(0x90, 0xDC, len(obj)) + b"".join(map(self.one, obj))
-        if type(obj) is tuple:
-            data = _head(0x90, 0xDC, len(obj)) + b"".join(map(self.one, obj))
-            return _pack(_ExtType(TUPLE, data))
+            raise _Refused(obj, f"nested more than {_MAX_LEVELS} levels deep, or inside itself")
+        # Element by element at the top, so that the head can still cut it.
+        if cuttable and type(obj) is list:
+            return self.array_of(obj)
+        if cuttable and type(obj) is tuple:
+            return _pack(_ext(TUPLE, self.array_of(obj)))
         return _pack(self.pickled(obj))
+
+    def array_of(self, items: Sequence[Any]) -> bytes:
+        return _head(0x90, 0xDC, len(items)) + b"".join(map(self.one, items))
 
     def nested(self, obj: Any) -> bytes:
         """A value as msgpack packs it, asking default() for what is not plain."""
         if self.depth >= _MAX_NESTED:
             raise _TooDeep
         kind = type(obj)
+        levels, trapped = 1, False
         if kind is list:
-            if not _LEAVES.issuperset(map(type, obj)) and _trapped(obj):
-                obj = self.disarm(obj)
+            if not _LEAVES.issuperset(map(type, obj)):
+                levels, trapped = _survey(obj)
         elif kind is dict:
-            if _trapped(obj, obj.values()):
-                obj = self.disarm(obj)
-        else:
+            levels, trapped = _survey(obj, obj.values())
+        elif kind in _TRAPS or kind is bytes:
+            trapped = True
+        if trapped:
             obj = self.disarm(obj)
         self.depth += 1
-        packer = _Packer(strict_types=True, unicode_errors="surrogatepass", default=self.default)
-        data: bytes = packer.pack(obj)
+        self.levels += levels
+        if self.levels > _MAX_LEVELS:
+            raise _TooDeep
+        data: bytes = _Packer(default=self.default, **_OPTIONS).pack(obj)
         self.depth -= 1
+        self.levels -= levels
         return data
 
     def disarm(self, obj: Any) -> Any:
@@ -201,33 +216,30 @@ class _Encoder:
 
     def mark(self, mark: Mark) -> Any:
         if isinstance(mark, PerRank):
-            values = mark.values
-            return _ExtType(
-                PER_RANK, _head(0x90, 0xDC, len(values)) + b"".join(map(self.one, values))
-            )
+            return _ext(PER_RANK, self.array_of(mark.values))
         if isinstance(mark, Broadcast):
-            return _ExtType(BROADCAST, self.one(mark.value))
+            return _ext(BROADCAST, self.one(mark.value))
         assert isinstance(mark, FutureMark)
-        return _ExtType(FUTURE, _FUTURE.pack(mark.id, mark.rank))
+        return _ext(FUTURE, _FUTURE.pack(mark.id, mark.rank))
 
     def default(self, obj: Any) -> Any:
         """The extension that obj becomes."""
         kind = type(obj)
         if kind is tuple:
-            return _new(_ExtType, (TUPLE, self.nested([*obj])))
+            return _ext(TUPLE, self.nested([*obj]))
         if kind is int:
             size = (obj if obj >= 0 else ~obj).bit_length() // 8 + 1
-            return _ExtType(BIG_INT, obj.to_bytes(size, "little", signed=True))
+            return _ext(BIG_INT, obj.to_bytes(size, "little", signed=True))
         if kind is set:
-            return _ExtType(SET, self.nested([*obj]))
+            return _ext(SET, self.nested([*obj]))
         if kind is frozenset:
-            return _ExtType(FROZENSET, self.nested([*obj]))
+            return _ext(FROZENSET, self.nested([*obj]))
         if kind is complex:
-            return _ExtType(COMPLEX, _TWO_FLOATS.pack(obj.real, obj.imag))
+            return _ext(COMPLEX, _TWO_FLOATS.pack(obj.real, obj.imag))
         if kind is range:
-            return _ExtType(RANGE, self.nested([obj.start, obj.stop, obj.step]))
+            return _ext(RANGE, self.nested([obj.start, obj.stop, obj.step]))
         if kind is bytearray:
-            return _ExtType(BYTEARRAY, bytes(obj))
+            return _ext(BYTEARRAY, bytes(obj))
         if kind is bytes:
             return self.buffered(BYTES, b"", obj)
         if issubclass(kind, Mark):
@@ -239,7 +251,7 @@ class _Encoder:
             fields = _records.fields_of(obj)
             if fields is not None:
                 where = [kind.__module__, kind.__qualname__, fields]
-                return _ExtType(DATACLASS, self.nested(where))
+                return _ext(DATACLASS, self.nested(where))
         return self.pickled(obj)
 
     def array(self, obj: Any, kind: Any) -> Any:
@@ -253,7 +265,7 @@ class _Encoder:
                 return self.buffered(NDARRAY, _pack_meta(parts[0]), parts[1])
             if issubclass(kind, numpy.generic):
                 meta = _arrays.scalar_parts(numpy, obj)
-                return None if meta is None else _ExtType(SCALAR, _pack(meta))
+                return None if meta is None else _ext(SCALAR, _pack(meta))
         torch = sys.modules.get("torch")
         if torch is not None and kind is getattr(torch, "Tensor", None):
             parts = _arrays.tensor_parts(torch, obj)
@@ -264,7 +276,7 @@ class _Encoder:
     def buffered(self, code: int, meta: bytes, buffer: Any) -> Any:
         first = len(self.bufs)
         self.bufs.append(buffer)
-        return _ExtType(code, _FIRST_COUNT.pack(first, 1) + meta)
+        return _ext(code, _FIRST_COUNT.pack(first, 1) + meta)
 
     def pickled(self, obj: object) -> Any:
         if self.pickle != "on":
@@ -272,12 +284,12 @@ class _Encoder:
         first = len(self.bufs)
         try:
             data, buffers = _pickling.dumps(obj, _MAX_BUFFERS - first)
-        except RecursionError:
-            raise _Refused(obj, "it is nested too deeply to be pickled") from None
         except Exception as error:
+            if isinstance(error, RecursionError) or "deep recursion" in str(error):
+                raise _Refused(obj, "it is nested too deeply") from None
             raise _Refused(obj, f"{type(error).__name__}: {error}") from None
         self.bufs += buffers
-        return _ExtType(PICKLE, _FIRST_COUNT.pack(first, len(buffers)) + data)
+        return _ext(PICKLE, _FIRST_COUNT.pack(first, len(buffers)) + data)
 
 
 def _pack_meta(meta: object) -> bytes:
@@ -285,23 +297,24 @@ def _pack_meta(meta: object) -> bytes:
     return data
 
 
-def _trapped(*level: Iterable[Any]) -> bool:
-    """Whether a trap is in these iterables or the lists and dicts below them.
+def _survey(*level: Iterable[Any]) -> tuple[int, bool]:
+    """How many levels of lists and dicts these iterables have, and whether a trap is in them.
 
     Goes level by level, as types of many elements at once are found at C speed.
     """
-    for _ in range(_MAX_LISTS):
+    trapped = False
+    for levels in range(1, _MAX_LEVELS):
         kinds = set(map(type, chain.from_iterable(level)))
         if kinds <= _LEAVES:
-            return False
+            return levels, trapped
         if not kinds.isdisjoint(_TRAPS):
-            return True
-        if bytes in kinds:
+            trapped = True
+        elif bytes in kinds and not trapped:
             for item in chain.from_iterable(level):
                 if type(item) is bytes and len(item) >= OUT_OF_BAND:
-                    return True
+                    trapped = True
         if list not in kinds and dict not in kinds:
-            return False
+            return levels, trapped
         below: dict[int, Iterable[Any]] = {}  # by identity, as lists may share and contain lists
         for item in chain.from_iterable(level):
             kind = type(item)

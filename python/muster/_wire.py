@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
@@ -166,27 +168,26 @@ def send_parts(sock: socket.socket, parts: Sequence[Any]) -> None:
         sock.sendall(parts[0])
         return
     views = [memoryview(part).cast("B") for part in parts]
-    at, started = 0, False
+    ends = list(accumulate(map(len, views)))
+    counts: list[int] = []  # filled by one C call, for the reason that FrameStream has
     held: BaseException | None = None
-    while at < len(views):
+    while True:
         try:
-            sent = sock.sendmsg(views[at : at + _IOV_MAX])
+            done = sum(counts)
+            at = bisect_right(ends, done)
+            if at == len(ends):
+                break
+            first = views[at][done - ends[at] :]  # counted from its end
+            counts.extend(map(sock.sendmsg, ([first, *views[at + 1 : at + _IOV_MAX]],)))
         except OSError:
             raise
         except BaseException as error:
-            if not started:
+            if not counts:
                 raise
             if held is not None:
                 sock.shutdown(socket.SHUT_RDWR)
                 raise
             held = error
-            continue
-        started = True
-        while at < len(views) and sent >= len(views[at]):
-            sent -= len(views[at])
-            at += 1
-        if sent:
-            views[at] = views[at][sent:]
     if held is not None:
         raise held
 
