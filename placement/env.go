@@ -48,7 +48,7 @@ func (p *Plan) Env(rank int, master Master) map[string]string {
 		env["MUSTER_DEVICES"] = deviceList(w.Devices)
 	}
 	node := &p.Pool.Nodes[w.Node]
-	setVisible(env, kindOf(node), visible)
+	setVisible(env, kindOf(node), names(node.Devices, visible))
 
 	byDefault := func(name, value string) {
 		if _, ok := c.Runtime.Env[name]; !ok {
@@ -85,6 +85,20 @@ func (p *Plan) visible(w *Worker) []int {
 	return numbers
 }
 
+// names is what the variable takes for each of these numbers: the number, or
+// the UUID that the device asks for.
+func names(devices []spec.Device, numbers []int) []string {
+	list := make([]string, len(numbers))
+	for i, number := range numbers {
+		list[i] = strconv.Itoa(number)
+		at := slices.IndexFunc(devices, func(d spec.Device) bool { return d.Index == number })
+		if at >= 0 && devices[at].Visible != "" {
+			list[i] = devices[at].Visible
+		}
+	}
+	return list
+}
+
 // kindOf is the kind of a node's devices; a node has one kind.
 func kindOf(node *spec.Node) string {
 	if len(node.Devices) == 0 {
@@ -96,36 +110,25 @@ func kindOf(node *spec.Node) string {
 // setVisible writes the variables by which a kind's runtime chooses devices.
 // A worker without devices sees none: CUDA's variable is set empty even where
 // the node's kind is not known.
-func setVisible(env map[string]string, kind string, numbers []int) {
-	list := joinNumbers(numbers)
+func setVisible(env map[string]string, kind string, names []string) {
+	list := strings.Join(names, ",")
 	switch kind {
 	case "amd":
 		// ROCR's choice comes first, and HIP counts among what that leaves.
 		env["ROCR_VISIBLE_DEVICES"] = list
-		among := make([]int, len(numbers))
+		among := make([]string, len(names))
 		for i := range among {
-			among[i] = i
+			among[i] = strconv.Itoa(i)
 		}
-		env["HIP_VISIBLE_DEVICES"] = joinNumbers(among)
+		env["HIP_VISIBLE_DEVICES"] = strings.Join(among, ",")
 	case "ascend":
 		env["ASCEND_RT_VISIBLE_DEVICES"] = list
 	default: // nvidia, virtual
 		env["CUDA_VISIBLE_DEVICES"] = list
 	}
-	if len(numbers) == 0 {
+	if len(names) == 0 {
 		env["CUDA_VISIBLE_DEVICES"] = ""
 	}
-}
-
-func joinNumbers(numbers []int) string {
-	var text []byte
-	for i, n := range numbers {
-		if i > 0 {
-			text = append(text, ',')
-		}
-		text = strconv.AppendInt(text, int64(n), 10)
-	}
-	return string(text)
 }
 
 func deviceList(devices []DeviceAt) string {

@@ -138,17 +138,21 @@ func virtualHint(count, perNode int) string {
 }
 
 func describe(node spec.Node, free []spec.Device, holders []string) string {
+	trouble := ""
+	if node.Trouble != "" {
+		trouble = "; " + node.Trouble
+	}
 	if len(node.Devices) == 0 {
-		return "no GPUs"
+		return "no GPUs" + trouble
 	}
 	text := plural(len(node.Devices), "GPU")
 	if name := node.Devices[0].Name; name != "" && !node.Virtual {
 		text += " (" + name + ")"
 	}
 	if len(holders) == 0 {
-		return text + ", all free"
+		return text + ", all free" + trouble
 	}
-	return fmt.Sprintf("%s, %d free; %s", text, len(free), strings.Join(holders, "; "))
+	return fmt.Sprintf("%s, %d free; %s%s", text, len(free), strings.Join(holders, "; "), trouble)
 }
 
 // holdersByNode says, by Node.Index, which pool holds which devices.

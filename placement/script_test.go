@@ -21,6 +21,8 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // comes out, parted by empty lines. The commands:
 //
 //	nodes 4x8 [kind=virtual] [cores=16]   the machine starts anew
+//	          [ids=MIG]                   its devices go by IDs that begin so
+//	          [trouble=WORDS_SO_JOINED]   and the last node says that of them
 //	nodes 8,8,4                           nodes of these sizes
 //	reserve ID PER_NODE NODES [by=WHO]    makes a pool and goes on with it
 //	release ID
@@ -125,6 +127,14 @@ func (s *script) makeNodes(sizes string, args map[string]string) string {
 		}
 	}
 	*s = script{nodes: makeNodes(kind, number(cmp.Or(args["cores"], "16")), counts...)}
+	for _, node := range s.nodes {
+		for d := range node.Devices {
+			if ids := args["ids"]; ids != "" {
+				node.Devices[d].Visible = fmt.Sprintf("%s-%d%d", ids, node.Index, d)
+			}
+		}
+	}
+	s.nodes[len(s.nodes)-1].Trouble = strings.ReplaceAll(args["trouble"], "_", " ")
 	return "ok"
 }
 

@@ -2,11 +2,12 @@ package spec
 
 // Device is one accelerator of a node as the agent found it.
 type Device struct {
-	Index  int    `msg:"index"` // node-local number, what CUDA_VISIBLE_DEVICES takes
-	ID     string `msg:"id"`    // UUID where there is one
-	Kind   string `msg:"kind"`  // "nvidia", "amd", "ascend", "virtual"
-	Name   string `msg:"name"`
-	Memory uint64 `msg:"memory"` // bytes, 0 if not known
+	Index   int    `msg:"index"`   // node-local number, what CUDA_VISIBLE_DEVICES takes unless Visible is set
+	ID      string `msg:"id"`      // UUID where there is one
+	Visible string `msg:"visible"` // what goes into the variable instead of the number: a UUID, where no number names the device
+	Kind    string `msg:"kind"`    // "nvidia", "amd", "ascend", "virtual"
+	Name    string `msg:"name"`
+	Memory  uint64 `msg:"memory"` // bytes, 0 if not known
 }
 
 // Node is what an agent reports of its machine when it joins.
@@ -19,6 +20,7 @@ type Node struct {
 	Files   uint64   `msg:"files"` // open files allowed
 	Virtual bool     `msg:"virtual"`
 	Devices []Device `msg:"devices"`
+	Trouble string   `msg:"trouble"` // for people: why devices are missing from the list; empty if none is
 	Pid     int      `msg:"pid"`
 }
 

@@ -516,13 +516,16 @@ func (z *Description) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Device) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 5
+	// map header, size 6
 	// string "index"
-	o = append(o, 0x85, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
+	o = append(o, 0x86, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
 	o = msgp.AppendInt(o, z.Index)
 	// string "id"
 	o = append(o, 0xa2, 0x69, 0x64)
 	o = msgp.AppendString(o, z.ID)
+	// string "visible"
+	o = append(o, 0xa7, 0x76, 0x69, 0x73, 0x69, 0x62, 0x6c, 0x65)
+	o = msgp.AppendString(o, z.Visible)
 	// string "kind"
 	o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
 	o = msgp.AppendString(o, z.Kind)
@@ -565,6 +568,12 @@ func (z *Device) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "ID")
 				return
 			}
+		case "visible":
+			z.Visible, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Visible")
+				return
+			}
 		case "kind":
 			z.Kind, bts, err = msgp.ReadStringBytes(bts)
 			if err != nil {
@@ -597,7 +606,7 @@ func (z *Device) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Device) Msgsize() (s int) {
-	s = 1 + 6 + msgp.IntSize + 3 + msgp.StringPrefixSize + len(z.ID) + 5 + msgp.StringPrefixSize + len(z.Kind) + 5 + msgp.StringPrefixSize + len(z.Name) + 7 + msgp.Uint64Size
+	s = 1 + 6 + msgp.IntSize + 3 + msgp.StringPrefixSize + len(z.ID) + 8 + msgp.StringPrefixSize + len(z.Visible) + 5 + msgp.StringPrefixSize + len(z.Kind) + 5 + msgp.StringPrefixSize + len(z.Name) + 7 + msgp.Uint64Size
 	return
 }
 
@@ -1124,9 +1133,9 @@ func (z *Method) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 9
+	// map header, size 10
 	// string "index"
-	o = append(o, 0x89, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
+	o = append(o, 0x8a, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
 	o = msgp.AppendInt(o, z.Index)
 	// string "name"
 	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
@@ -1156,6 +1165,9 @@ func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 			return
 		}
 	}
+	// string "trouble"
+	o = append(o, 0xa7, 0x74, 0x72, 0x6f, 0x75, 0x62, 0x6c, 0x65)
+	o = msgp.AppendString(o, z.Trouble)
 	// string "pid"
 	o = append(o, 0xa3, 0x70, 0x69, 0x64)
 	o = msgp.AppendInt(o, z.Pid)
@@ -1241,6 +1253,12 @@ func (z *Node) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "trouble":
+			z.Trouble, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Trouble")
+				return
+			}
 		case "pid":
 			z.Pid, bts, err = msgp.ReadIntBytes(bts)
 			if err != nil {
@@ -1265,7 +1283,7 @@ func (z *Node) Msgsize() (s int) {
 	for za0001 := range z.Devices {
 		s += z.Devices[za0001].Msgsize()
 	}
-	s += 4 + msgp.IntSize
+	s += 8 + msgp.StringPrefixSize + len(z.Trouble) + 4 + msgp.IntSize
 	return
 }
 
