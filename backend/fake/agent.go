@@ -1,0 +1,358 @@
+package fake
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+var errKilled = errors.New("killed by SIGKILL")
+
+// Agent is one node. It implements backend.Agent.
+type Agent struct {
+	join   backend.Join
+	script *Script
+	done   chan struct{}
+	err    error // after done
+	joined chan struct{}
+
+	// handling: the reader is between frames of a burst and will flush, so that
+	// the answers of a node's workers leave in one write.
+	handling atomic.Bool
+
+	mu      sync.Mutex
+	conn    *wire.Conn // once dialled
+	workers map[uint32]*Worker
+	links   map[uint32]*Worker // of relayed workers, by link
+	next    uint32             // link
+	port    int                // last one held
+	killed  bool
+	dialled sync.WaitGroup // workers with connections of their own
+}
+
+func newAgent(join backend.Join, s *Script) *Agent {
+	return &Agent{
+		join: join, script: s, done: make(chan struct{}), joined: make(chan struct{}),
+		workers: map[uint32]*Worker{}, links: map[uint32]*Worker{}, port: 20000 + join.Node%1000*16,
+	}
+}
+
+// Done is closed when the agent and its workers are gone.
+func (a *Agent) Done() <-chan struct{} { return a.done }
+
+// Err is what ended the agent, after Done.
+func (a *Agent) Err() error { return a.err }
+
+// Joined is closed when the head has welcomed the agent.
+func (a *Agent) Joined() <-chan struct{} { return a.joined }
+
+// Kill ends the agent and its workers; nobody tells the head of their exits.
+func (a *Agent) Kill() {
+	a.mu.Lock()
+	a.killed = true
+	conn := a.conn
+	a.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close()
+	}
+}
+
+// HangUp ends the agent's connection as a network would: the agent lives on.
+func (a *Agent) HangUp() {
+	a.mu.Lock()
+	conn := a.conn
+	a.mu.Unlock()
+	_ = conn.Close()
+}
+
+// Send sends a frame to the head as it is.
+func (a *Agent) Send(h wire.Header, body []byte, bufs ...[]byte) {
+	a.mu.Lock()
+	conn := a.conn
+	a.mu.Unlock()
+	conn.Send(h, body, bufs)
+}
+
+// Live is how many workers the agent has.
+func (a *Agent) Live() int { return len(a.live(nil)) }
+
+// run is the agent's life.
+func (a *Agent) run() {
+	err := a.serve()
+	for _, w := range a.live(nil) {
+		w.vanish()
+	}
+	a.dialled.Wait()
+	a.err = err
+	close(a.done)
+}
+
+func (a *Agent) serve() error {
+	conn, err := wire.Dial(a.join.Head)
+	if err != nil {
+		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+	}
+	defer conn.Close() //nolint:errcheck // nobody is left to tell
+	a.mu.Lock()
+	a.conn = conn // before it has joined, so that Kill finds it
+	killed := a.killed
+	a.mu.Unlock()
+	if killed {
+		return errKilled
+	}
+	node := a.node()
+	if _, err := wire.Join(conn, wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: &node}); err != nil {
+		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+	}
+	close(a.joined)
+	for {
+		f, err := conn.Read()
+		if err != nil {
+			break
+		}
+		a.handling.Store(true)
+		a.handle(&f)
+		if !conn.Buffered() {
+			a.handling.Store(false)
+			conn.Flush()
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.killed {
+		return errKilled
+	}
+	return nil // the head let go
+}
+
+func (a *Agent) node() spec.Node {
+	node := spec.Node{Cores: 8, Memory: 64 << 30, Files: 1 << 20, Virtual: true, Address: "127.0.0.1"}
+	for i := range max(a.join.Virtual, 0) {
+		node.Devices = append(node.Devices, spec.Device{Index: i, Kind: "virtual", Name: "virtual GPU"})
+	}
+	if a.script.Node != nil {
+		node = a.script.Node(a.join)
+	}
+	node.Index, node.Name = a.join.Node, a.join.Name
+	return node
+}
+
+func (a *Agent) handle(f *wire.Frame) {
+	switch {
+	case f.Kind == wire.KindFanout:
+		a.fanout(f)
+	case f.Peer != 0:
+		a.mu.Lock()
+		w := a.links[f.Peer]
+		a.mu.Unlock()
+		if w != nil {
+			w.handle(f)
+		}
+	case f.Kind == wire.KindRequest:
+		verb, body, err := wire.ReadVerb(f.Body)
+		var answer msgp.Marshaler
+		if err == nil {
+			answer, err = a.request(verb, body)
+		}
+		a.respond(f.ID, answer, err)
+	}
+}
+
+// fanout gives one frame to many links.
+func (a *Agent) fanout(f *wire.Frame) {
+	n, list, err := msgp.ReadArrayHeaderBytes(f.Body)
+	if err != nil || len(f.Bufs) != 1 {
+		panic(fmt.Sprintf("a fanout that cannot be read: %v, %d buffers", err, len(f.Bufs)))
+	}
+	in, err := wire.ParseFrame(f.Bufs[0])
+	if err != nil {
+		panic(err)
+	}
+	cast, err := readLeg(&in)
+	if err != nil {
+		panic(err)
+	}
+	for range n {
+		var number uint32
+		if number, list, err = msgp.ReadUint32Bytes(list); err != nil {
+			panic(err)
+		}
+		a.mu.Lock()
+		w := a.links[number]
+		a.mu.Unlock()
+		if w != nil {
+			w.take(cast)
+		}
+	}
+}
+
+// respond queues an answer; the reader flushes it.
+func (a *Agent) respond(id uint64, m msgp.Marshaler, err error) {
+	h := wire.Header{Kind: wire.KindResponse, ID: id}
+	var body []byte
+	if err == nil {
+		body, err = m.MarshalMsg(nil)
+	}
+	if err != nil {
+		h.Flags = wire.FlagError
+		body = wire.AppendError(nil, spec.AsError(err))
+	}
+	a.conn.Queue(h, nil, body, nil)
+}
+
+func (a *Agent) request(verb string, body []byte) (msgp.Marshaler, error) {
+	switch verb {
+	case "warm":
+		return &wire.Empty{}, nil
+	case "start":
+		var req wire.Start
+		if _, err := req.UnmarshalMsg(body); err != nil {
+			return nil, err
+		}
+		return a.start(&req), nil
+	case "stop":
+		var req wire.Stop
+		if _, err := req.UnmarshalMsg(body); err != nil {
+			return nil, err
+		}
+		a.stop(&req)
+		return &wire.Empty{}, nil
+	case "stacks":
+		var req wire.StacksRequest
+		if _, err := req.UnmarshalMsg(body); err != nil {
+			return nil, err
+		}
+		return a.stacks(&req), nil
+	case "cancel":
+		var req wire.CancelLeg
+		if _, err := req.UnmarshalMsg(body); err != nil {
+			return nil, err
+		}
+		return a.cancel(&req), nil
+	case "clear":
+		return &wire.Cancelled{State: "done"}, nil
+	case "hold_ports":
+		var req wire.HoldPorts
+		if _, err := req.UnmarshalMsg(body); err != nil {
+			return nil, err
+		}
+		held := &wire.Ports{Ports: make([]int, req.Count)}
+		for i := range held.Ports {
+			a.port++
+			held.Ports[i] = a.port
+		}
+		return held, nil
+	case "release_ports":
+		return &wire.Empty{}, nil
+	}
+	return nil, spec.Errorf(spec.CodeProtocol, "an agent knows no request %q", verb)
+}
+
+func (a *Agent) start(req *wire.Start) *wire.Started {
+	started := &wire.Started{Pids: make(map[uint32]int, len(req.Workers))}
+	for i := range req.Workers {
+		w := &Worker{WorkerStart: req.Workers[i], Setup: req.Setup, agent: a}
+		started.Pids[w.Number] = w.Pid()
+		a.mu.Lock()
+		a.workers[w.Number] = w
+		if a.join.Relay {
+			a.next++
+			w.peer = a.next
+			a.links[w.peer] = w
+		} else {
+			a.dialled.Add(1)
+		}
+		a.mu.Unlock()
+		if a.join.Relay {
+			w.open()
+		} else {
+			go w.run()
+		}
+	}
+	return started
+}
+
+func (a *Agent) stop(req *wire.Stop) {
+	numbers := req.Workers
+	if req.All {
+		numbers = nil
+	} else if len(numbers) == 0 {
+		return
+	}
+	for _, w := range a.live(numbers) {
+		if a.script.Stop != nil {
+			a.script.Stop(w)
+		}
+		w.Die(wire.Exited{Asked: true, Why: req.Why})
+	}
+}
+
+func (a *Agent) stacks(req *wire.StacksRequest) *wire.StacksAnswer {
+	answer := &wire.StacksAnswer{Stacks: []spec.Stack{}}
+	for _, number := range req.Workers {
+		s := spec.Stack{Text: "no such worker"}
+		if found := a.live([]uint32{number}); len(found) == 1 {
+			w := found[0]
+			s = spec.Stack{Rank: w.Rank, Worker: w.Name, Node: a.join.Name, Text: w.stack()}
+		}
+		answer.Stacks = append(answer.Stacks, s)
+	}
+	return answer
+}
+
+func (a *Agent) cancel(req *wire.CancelLeg) *wire.Cancelled {
+	found := a.live([]uint32{req.Worker})
+	if len(found) == 0 {
+		return &wire.Cancelled{State: "gone"}
+	}
+	w := found[0]
+	if req.Kill {
+		w.Die(wire.Exited{Signal: "SIGKILL", Asked: true})
+		return &wire.Cancelled{State: "killed"}
+	}
+	leg := w.leg(req.Call)
+	switch {
+	case leg == nil:
+		return &wire.Cancelled{State: "done"}
+	case a.script.Cancel != nil:
+		return &wire.Cancelled{State: a.script.Cancel(w, leg)}
+	}
+	leg.Raise(spec.Errorf(spec.CodeCancelled, "%s was cancelled", leg.Method))
+	return &wire.Cancelled{State: "interrupted"}
+}
+
+// live lists workers that have not ended: those named, or all.
+func (a *Agent) live(numbers []uint32) []*Worker {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var found []*Worker
+	if numbers == nil {
+		for _, w := range a.workers {
+			found = append(found, w)
+		}
+		return found
+	}
+	for _, number := range numbers {
+		if w := a.workers[number]; w != nil {
+			found = append(found, w)
+		}
+	}
+	return found
+}
+
+// drop forgets a worker and says whether this was its end.
+func (a *Agent) drop(w *Worker) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ended := a.workers[w.Number] == w
+	delete(a.workers, w.Number)
+	delete(a.links, w.peer)
+	return ended
+}

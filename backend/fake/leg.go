@@ -1,0 +1,79 @@
+package fake
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// Leg is a worker's part in a call. It is answered once, from anywhere, by one
+// of Return, Report and Raise; further answers are ignored.
+type Leg struct {
+	Worker  *Worker
+	Call    uint64
+	Method  string
+	Parent  uint64
+	Payload []byte // [[arg, …], {name: arg, …}]; shared by the legs of a cast
+	Bufs    [][]byte
+	Cast    bool // came with the same bytes for every rank
+}
+
+// readLeg takes a Leg frame apart. What it returns is its own.
+func readLeg(f *wire.Frame) (Leg, error) {
+	leg := Leg{Call: f.ID, Cast: f.Flags&wire.FlagCast != 0}
+	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
+	if err == nil && n != 3 {
+		err = fmt.Errorf("%d parts instead of 3", n)
+	}
+	if err == nil {
+		leg.Method, b, err = msgp.ReadStringBytes(b)
+	}
+	if err == nil {
+		leg.Parent, b, err = msgp.ReadUint64Bytes(b)
+	}
+	if err != nil {
+		return leg, fmt.Errorf("a leg that cannot be read: %w", err)
+	}
+	leg.Payload = bytes.Clone(b)
+	for _, buf := range f.Bufs {
+		leg.Bufs = append(leg.Bufs, bytes.Clone(buf))
+	}
+	return leg, nil
+}
+
+// Return answers with a value, which must not change any more.
+func (l *Leg) Return(value []byte, bufs ...[]byte) {
+	l.answer(wire.Header{Kind: wire.KindResult, ID: l.Call}, value, bufs)
+}
+
+// Report answers with a value and tells the worker's place, which changed.
+func (l *Leg) Report(info spec.RankInfo, value []byte, bufs ...[]byte) {
+	body, err := info.MarshalMsg([]byte{0x92})
+	if err != nil { // no field of it can fail to encode
+		panic(err)
+	}
+	l.answer(wire.Header{Kind: wire.KindResult, Flags: wire.FlagInfo, ID: l.Call}, append(body, value...), bufs)
+}
+
+// Raise answers with an error.
+func (l *Leg) Raise(e *spec.Error) {
+	l.answer(wire.Header{Kind: wire.KindResult, Flags: wire.FlagError, ID: l.Call}, wire.AppendError(nil, e), nil)
+}
+
+func (l *Leg) answer(h wire.Header, body []byte, bufs [][]byte) {
+	w := l.Worker
+	w.mu.Lock()
+	at := slices.Index(w.legs, l)
+	if at >= 0 {
+		w.legs = slices.Delete(w.legs, at, at+1)
+	}
+	w.mu.Unlock()
+	if at >= 0 {
+		w.Send(h, body, bufs...)
+	}
+}
