@@ -31,7 +31,7 @@ class Screen:
     def panel(self, text: str) -> None:
         """An error as the user would see it, with a bar at its side."""
         for line in text.splitlines():
-            self.say(self.paint("31", "  │ ") + line)
+            self.say(f"{self.paint('31', '  │')} {line}".rstrip())
 
     def bar(self, share: float, width: int = 20) -> str:
         """A share of 1 as a bar, in eighths."""

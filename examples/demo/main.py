@@ -1,4 +1,4 @@
-"""make demo: PPO over 4 x 8 virtual GPUs, five roles, and what goes wrong.
+"""make demo: PPO over 4 x 8 virtual GPUs, with five roles, and three failures.
 
 Starts 48 worker processes on 4 virtual nodes of this machine, trains a table
 to add digits, then breaks three things on purpose to show how that is told.
@@ -20,13 +20,18 @@ from roles import ActorInfer, ActorTrain, Critic, Reference, RewardMath
 STEPS, SHOWN_EVERY, SAMPLES = 30, 3, 640
 RATE, KL_WEIGHT = 0.2, 0.01
 
+# numpy is imported once per node, before its workers are forked.
+COMMON: dict[str, Any] = {"preload": ["numpy"]}
 # Trainer and engines share the first 16 GPUs; that is colocation, and normal.
 ROLES = {
-    "actor_train": (ActorTrain, WorkerConfig(device_mapping="0-15", tp=2)),
-    "actor_infer": (ActorInfer, WorkerConfig(device_mapping="0-15", num_gpus_per_worker=2)),
-    "reference": (Reference, WorkerConfig(device_mapping="16-23", tp=2)),
-    "critic": (Critic, WorkerConfig(device_mapping="24-31", tp=2, pp=2)),
-    "reward-math": (RewardMath, WorkerConfig(world_size=8)),
+    "actor_train": (ActorTrain, WorkerConfig(**COMMON, device_mapping="0-15", tp=2)),
+    "actor_infer": (
+        ActorInfer,
+        WorkerConfig(**COMMON, device_mapping="0-15", num_gpus_per_worker=2),
+    ),
+    "reference": (Reference, WorkerConfig(**COMMON, device_mapping="16-23", tp=2)),
+    "critic": (Critic, WorkerConfig(**COMMON, device_mapping="24-31", tp=2, pp=2)),
+    "reward-math": (RewardMath, WorkerConfig(**COMMON, world_size=8)),
 }
 
 
@@ -51,7 +56,7 @@ class Meter:
 
 def start(screen: Screen, rm: ResourceManager) -> dict[str, Cluster]:
     screen.title("who sits where")
-    screen.say(str(rm.plan({name: config for name, (_, config) in ROLES.items()})))
+    screen.say(str(rm.plan({name: config for name, (_, config) in ROLES.items()})).rstrip())
     screen.title("starting")
     began = time.perf_counter()
     clusters = {
@@ -126,25 +131,35 @@ def train(screen: Screen, c: dict[str, Cluster]) -> None:
     )
 
 
-def show(screen: Screen, what: str, doing: Callable[[], object]) -> None:
+def show(screen: Screen, what: str, kind: type[Exception], doing: Callable[[], object]) -> None:
     screen.title(what)
     try:
         doing()
-    except muster.MusterError as error:
-        screen.say(f"  {type(error).__name__}, a {type(error).__mro__[1].__name__}")
+    except kind as error:
+        assert isinstance(error, muster.MusterError)
+        screen.say(f"  caught by `except {kind.__name__}`, and by `except MusterError`:")
         screen.panel(str(error))
+    else:
+        raise SystemExit(f"{what}: this was to fail, and did not")
 
 
 def break_things(screen: Screen, c: dict[str, Cluster]) -> None:
     show(
         screen,
-        "a bug in one rank: a row that is no sample",
+        "a bug in one rank: its own exception, and where",
+        TypeError,
         lambda: c["reward-math"].score([(11, 2, 0.0)] * 7 + [("eleven", 2, 0.0)]),
     )
-    show(screen, "one rank of a collective never comes back", lambda: c["critic"].save(timeout=1.5))
     show(
         screen,
-        "a process is killed: not just 'worker died'",
+        "one rank never comes back: which one, and where it is stuck",
+        TimeoutError,
+        lambda: c["critic"].save(timeout=1.5),
+    )
+    show(
+        screen,
+        "a process is killed: more than 'worker died'",
+        muster.WorkerDiedError,
         lambda: c["actor_infer"].workers[2].call("eat_all_memory"),
     )
 
