@@ -17,6 +17,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from .. import _errors, _values, _wire
+from .._worker import Worker
 from .board import Board, Interrupted, Refusal
 from .describe import Described
 
@@ -64,7 +65,8 @@ class Host:
         self.pickle = pickle or "on"
         self.pid = os.getpid()
         self._class = described.cls.__qualname__
-        self._info_seen: Any = None
+        self._has_info = isinstance(obj, Worker)
+        self._info_seen: Any = self  # what was found to be no rank info
         self._info_told: dict[str, Any] = dict(info)
 
     def unpack(self, body: Any, bufs: Any) -> tuple[str, Callable[..., Any], Any, Any]:
@@ -99,12 +101,15 @@ class Host:
             size = len(body) + sum(memoryview(buf).nbytes + 8 for buf in bufs)
             if size > _wire.MAX_FRAME - _SLACK or len(bufs) > _wire.MAX_BUFFERS:
                 return self.error("too_large", name, self._too_large(name, size, len(bufs)))
-        info = getattr(self.obj, "rank_info", None)
-        if info is None:
+        if not self._has_info:
             return 0, body, bufs
-        # One dict comparison: the object may have been replaced or changed in place.
-        if getattr(info, "__dict__", None) == self._info_told:
-            return 0, body, bufs
+        try:
+            info = self.obj.rank_info
+            # One dict comparison: the object may have been replaced or changed in place.
+            if info.__dict__ == self._info_told:
+                return 0, body, bufs
+        except Exception:
+            info = None
         return self._with_info(name, info, body, bufs)
 
     def _too_large(self, name: str, size: int, bufs: int) -> str:
@@ -119,8 +124,6 @@ class Host:
         )
 
     def _with_info(self, name: str, info: Any, body: bytes, bufs: list[Any]) -> Reply:
-        if isinstance(info, property):
-            return 0, body, bufs
         try:
             fresh = {field: int(getattr(info, field)) for field in _INFO_FIELDS}
         except (AttributeError, TypeError, ValueError) as error:
@@ -139,6 +142,8 @@ class Host:
 
     def info_if_changed(self) -> dict[str, int] | None:
         """Return the object's rank_info where it is not what the worker was told."""
+        if not self._has_info:
+            return None
         flags, body, _ = self._with_info("__init__", self.obj.rank_info, b"\xc0", [])
         if flags & _wire.FLAG_ERROR:
             raise Refusal("layout", str(_wire.unpack(body)["message"]))

@@ -78,7 +78,11 @@ class Control:
             return
         if frame[0] != _wire.KIND_REQUEST:
             return
-        flags, answer = self._answer(verb, body)
+        try:
+            flags, answer = self._answer(verb, body)
+        except (KeyError, TypeError) as error:
+            message = f"the request {verb!r} cannot be read: {type(error).__name__}: {error}"
+            flags, answer = _wire.FLAG_ERROR, own_error("protocol", message, self._who)
         _wire.send_frame(self._sock, _wire.KIND_RESPONSE, frame[2], _wire.pack(answer), (), flags)
 
     def _answer(self, verb: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -20,8 +20,13 @@ from .board import Refusal
 def adopt(runtime: Mapping[str, Any]) -> None:
     """Take over environment, folder, module path and arguments of a Runtime message."""
     set_environment(runtime.get("env") or {})
-    if runtime.get("dir"):
-        os.chdir(runtime["dir"])
+    if folder := runtime.get("dir"):
+        try:
+            os.chdir(folder)
+        except OSError as error:
+            raise Refusal(
+                "startup", f"the working directory {folder} cannot be entered: {error.strerror}"
+            ) from None
     path = list(runtime.get("sys_path") or ())
     if path:
         package = runtime.get("package", "")

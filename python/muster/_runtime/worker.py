@@ -63,7 +63,11 @@ def main(order: Order) -> None:
     except BaseException as error:
         _notify(call_sock, "failed", {"error": _failure(error, who)})
         raise SystemExit(1) from None
-    runner.run()
+    try:
+        runner.run()
+    except _wire.FrameError as error:  # not the plain end of the connection
+        sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
+        raise SystemExit(1) from None
 
 
 def _settle(order: Order) -> None:
@@ -161,7 +165,7 @@ def _prepare(
     ready = {
         "pid": os.getpid(),
         "description": described.message(serial=runner.limit == 1),
-        "info": host.info_if_changed() if hasattr(obj, "rank_info") else None,
+        "info": host.info_if_changed(),
     }
     _notify(sock, "ready", ready)
     return runner

@@ -15,7 +15,7 @@ import signal
 import struct
 import sys
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _HOMES, _errors, _wire
 from . import interpreter, title
@@ -23,6 +23,9 @@ from .board import Refusal
 from .orders import Order, OrderSocket
 
 _PID = struct.Struct("<i")
+#: How many workers one process between forks: a second fork for each would cost
+#: more than the rest of it, and the first of them waits for the last.
+_BATCH = 8
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
 
 
 class Zygote:
-    """The requests of an agent, one after the other."""
+    """The requests of an agent, in their order."""
 
     def __init__(self, sock: OrderSocket) -> None:
         self._sock = sock
@@ -51,21 +54,24 @@ class Zygote:
         """Answer until the agent is gone; in a forked child: return its order."""
         while True:
             try:
-                frame = self._stream.read()
+                frame: _wire.Frame | None = self._stream.read()
             except EOFError:
                 return None
-            verb, body = _wire.unpack(frame.body)
-            try:
-                if verb == "load":
-                    self._respond(frame.id, load(body["runtime"], warm=True))
-                elif verb == "fork":
-                    order = self._fork(frame.id, body)
-                    if order is not None:
-                        return order
-                else:
-                    raise Refusal("protocol", f"a zygote does not know the request {verb!r}")
-            except Refusal as refusal:
-                self._refuse(frame.id, refusal)
+            births: list[Birth] = []
+            while frame is not None:
+                verb, body = _wire.unpack(frame.body)
+                try:
+                    if verb == "fork":
+                        births.append(self._birth(frame.id, body))
+                    elif verb == "load":
+                        self._respond(frame.id, load(body["runtime"], warm=True))
+                    else:
+                        raise Refusal("protocol", f"a zygote does not know the request {verb!r}")
+                except Refusal as refusal:
+                    self._refuse(frame.id, refusal)
+                frame = self._stream.next() if len(births) < _BATCH else None
+            if births and (order := self._fork(births)) is not None:
+                return order
 
     def _respond(self, request: int, answer: dict[str, Any], flags: int = 0) -> None:
         _wire.send_frame(self._sock, _wire.KIND_RESPONSE, request, _wire.pack(answer), flags=flags)
@@ -73,60 +79,88 @@ class Zygote:
     def _refuse(self, request: int, refusal: Refusal) -> None:
         self._respond(request, refusal_map(refusal), _wire.FLAG_ERROR)
 
-    def _fork(self, request: int, body: dict[str, Any]) -> Order | None:
-        """Fork twice, so that the worker falls to the agent; only the child returns an order."""
-        name = body["worker"]["name"]
+    def _birth(self, request: int, body: dict[str, Any]) -> Birth:
         log = self._sock.take_descriptor()
         if log is None:
+            name = body["worker"]["name"]
             raise Refusal("protocol", f"the order to fork {name} came without its log's descriptor")
+        return Birth(request, body, log)
+
+    def _fork(self, births: list[Birth]) -> Order | None:
+        """Fork workers by way of a process between; only a worker returns an order.
+
+        The process between forks them all and ends, so that they fall to the
+        agent. Each waits at the gate until that has happened.
+        """
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()  # else each worker would write what is buffered here
+        pids = [-errno.EAGAIN] * len(births)
+        pipes: list[int] = []
         try:
-            report, tell = os.pipe()
-            gate, hold = os.pipe()
+            pipes += os.pipe()
+            pipes += os.pipe()
             middle = os.fork()
         except OSError as error:
-            os.close(log)
-            raise _limit(name, error) from error
+            pids = [-(error.errno or errno.EAGAIN)] * len(births)
+            middle = -1
         if middle == 0:
-            _middle(tell)
-            for fd in (report, tell, hold):
+            mine = _middle(births, pipes[1])
+            for birth in births:
+                if birth is not mine:
+                    os.close(birth.log)
+            for fd in (pipes[0], pipes[1], pipes[3]):
                 os.close(fd)
             self._sock.close()
-            return Order(body, log, gate=gate)
-        os.close(tell)
-        os.close(gate)
-        os.close(log)
-        told = os.read(report, _PID.size)
-        os.close(report)
-        os.waitpid(middle, 0)
-        pid = _PID.unpack(told)[0] if len(told) == _PID.size else -errno.ENOMEM
-        try:
-            if pid < 0:
-                raise _limit(name, OSError(-pid, os.strerror(-pid)))
-            self._respond(request, {"pid": pid})
-        finally:
-            # The worker waits for this: now its parent is the agent.
-            os.close(hold)
+            return Order(mine.body, mine.log, gate=pipes[2])
+        if middle > 0:
+            os.close(pipes.pop(1))
+            told = _read_all(pipes[0])
+            os.waitpid(middle, 0)
+            pids[: len(told) // _PID.size] = [pid for (pid,) in _PID.iter_unpack(told)]
+        for birth, pid in zip(births, pids, strict=True):
+            os.close(birth.log)
+            if pid > 0:
+                self._respond(birth.request, {"pid": pid})
+            else:
+                self._refuse(birth.request, _limit(birth.body["worker"]["name"], -pid))
+        for fd in pipes:  # and with them the gate: the workers' parent is the agent now
+            os.close(fd)
         return None
 
 
-def _middle(tell: int) -> None:
-    """Fork once more and end, having told the pid; only the worker returns."""
-    try:
-        pid = os.fork()
-    except OSError as error:
-        pid = -(error.errno or errno.EAGAIN)
-    if pid != 0:
+class Birth(NamedTuple):
+    """A worker that is asked for."""
+
+    request: int
+    body: dict[str, Any]
+    log: int
+
+
+def _middle(births: list[Birth], tell: int) -> Birth:
+    """Fork every worker, tell the pids, and end; only the workers return, with their own."""
+    for birth in births:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or errno.EAGAIN)
+        if pid == 0:
+            return birth
         os.write(tell, _PID.pack(pid))
-        os._exit(0)
+    os._exit(0)
 
 
-def _limit(name: str, error: OSError) -> Refusal:
+def _read_all(fd: int) -> bytes:
+    data = b""
+    while more := os.read(fd, 4096):
+        data += more
+    return data
+
+
+def _limit(name: str, number: int) -> Refusal:
     return Refusal(
         "limit",
-        f"the process of {name} cannot be made: {error.strerror}. The limit of processes "
+        f"the process of {name} cannot be made: {os.strerror(number)}. The limit of processes "
         "(ulimit -u, the container's pids.max), of open files or of memory is reached",
     )
 

@@ -201,8 +201,8 @@ class Async(Worker):
         return self.order
 
     async def forever(self) -> None:
-        print("forever", flush=True)
         try:
+            print("forever", flush=True)
             await asyncio.sleep(3600)
         finally:
             print("cleaned up", flush=True)
