@@ -58,7 +58,7 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 		refused = h.prepareLocked(p, r, payload, f)
 	}
 	if refused != nil {
-		c.failLocked(f.ID, r, refused, b)
+		c.failLocked(f.ID, refused, b)
 		h.mu.Unlock()
 		return nil
 	}
@@ -162,19 +162,9 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 }
 
 // failLocked answers a call that never came to be.
-func (c *caller) failLocked(id uint64, r *route, e *spec.Error, b *batch) {
-	body := wire.AppendError(nil, e)
-	if r.flags&routeSplit == 0 {
-		c.answerLocked(wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError, ID: id}, body, nil, b)
-		return
-	}
-	n := len(r.ranks)
-	if cl := c.h.clusters[r.cluster]; r.ranks == nil && cl != nil {
-		n = len(cl.workers)
-	}
-	for leg := range max(n, 1) { // with no cluster left, leg 0 fails the whole call
-		c.answerLocked(wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError | wire.FlagRank, ID: id, Ack: uint32(leg)}, body, nil, b) //nolint:gosec // a rank
-	}
+func (c *caller) failLocked(id uint64, e *spec.Error, b *batch) {
+	// Without flag Rank it is the answer of a Split call for every rank.
+	c.answerLocked(wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError, ID: id}, wire.AppendError(nil, e), nil, b)
 }
 
 // answerLocked queues an Answer and counts it.
@@ -333,8 +323,10 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 	case len(p.parts) == 1:
 		p.castLocked(c, head, p.parts[0], b)
 	default:
+		wanted := p.wanted(c)
 		for i := range c.Legs {
 			part := &p.parts[p.plan.Leg(i).Part]
+			head.Flags = muted(wanted, i)
 			b.queue(p.cluster.workers[c.Legs[i].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
 		}
 	}
@@ -343,23 +335,56 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 
 // castLocked sends the same bytes to every leg, once over each agent that relays.
 func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *batch) {
-	head.Flags = wire.FlagCast
-	var relayed map[*wire.Conn][]uint32
+	type group struct {
+		conn  *wire.Conn
+		flags wire.Flags
+	}
+	var relayed map[group][]uint32
+	wanted := p.wanted(c)
 	for i := range c.Legs {
 		to := p.cluster.workers[c.Legs[i].Worker.Rank].port
+		head.Flags = wire.FlagCast | muted(wanted, i)
 		if l, ok := to.(*link); ok && len(c.Legs) > 1 {
 			if relayed == nil {
-				relayed = map[*wire.Conn][]uint32{}
+				relayed = map[group][]uint32{}
 			}
-			relayed[l.conn] = append(relayed[l.conn], l.peer)
+			to := group{l.conn, head.Flags}
+			relayed[to] = append(relayed[to], l.peer)
 			continue
 		}
 		b.queue(to, head, b.scratch, v.Raw, v.Bufs)
 	}
-	for conn, peers := range relayed {
-		fanout(conn, peers, head, b.scratch, v.Raw, v.Bufs)
-		b.touch(conn)
+	for to, peers := range relayed {
+		head.Flags = to.flags
+		fanout(to.conn, peers, head, b.scratch, v.Raw, v.Bufs)
+		b.touch(to.conn)
 	}
+}
+
+// wanted says, by leg, whose results come back; nil: everyone's. The others are
+// told so, and do not send what nobody would read.
+func (p *pending) wanted(c *call.Call) []bool {
+	collect := &p.plan.Collect
+	switch {
+	case c.Split, collect.Join != dispatch.JoinOne && collect.Ranks == nil, len(c.Legs) == 1:
+		return nil
+	case collect.Join == dispatch.JoinOne:
+		wanted := make([]bool, len(c.Legs))
+		wanted[c.LegOfRank(collect.Rank)] = true
+		return wanted
+	}
+	wanted := make([]bool, len(c.Legs))
+	for _, rank := range collect.Ranks {
+		wanted[c.LegOfRank(rank)] = true
+	}
+	return wanted
+}
+
+func muted(wanted []bool, leg int) wire.Flags {
+	if wanted == nil || wanted[leg] {
+		return 0
+	}
+	return wire.FlagMute
 }
 
 // answerLocked gives a caller what it waits for.
@@ -373,7 +398,7 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 	}
 	hd := wire.Header{Kind: wire.KindAnswer, ID: c.CallerID}
 	if op.Do == call.AnswerLeg || op.Do == call.FailLeg {
-		hd.Flags, hd.Ack = wire.FlagRank, uint32(op.Leg) //nolint:gosec // a leg's index
+		hd.Flags, hd.Ack = wire.FlagRank, uint32(c.Legs[op.Leg].Worker.Rank) //nolint:gosec // a rank
 	}
 	err := op.Err
 	if err == nil {

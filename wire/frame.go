@@ -48,6 +48,7 @@ const (
 	FlagRank  Flags = 2
 	FlagCast  Flags = 4
 	FlagInfo  Flags = 8
+	FlagMute  Flags = 16
 )
 
 // Header is the fixed part of a frame, but for its sizes.
