@@ -99,7 +99,9 @@ def array_from(meta: Any, data: memoryview) -> Any:
 def scalar_parts(np: Any, scalar: Any) -> list[Any] | None:
     """``[dtype, bytes]`` of an exact numpy scalar; None where only pickle keeps it exact."""
     dtype = scalar.dtype
-    if type(scalar) is dtype.type and dtype.kind in _PLAIN_KINDS and dtype.isbuiltin != 2:  # 2: made by a user
+    if (
+        type(scalar) is dtype.type and dtype.kind in _PLAIN_KINDS and dtype.isbuiltin != 2
+    ):  # 2: made by a user
         return [dtype.str, scalar.tobytes()]
     return None
 

@@ -24,6 +24,15 @@ _NO_BUFFERS = struct.pack("<II", 0, 0)
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
+class _Message:
+    """An attribute that is computed, but that users' exceptions may have for their own."""
+
+    def __get__(self, error: MusterError | None, owner: object = None) -> str:
+        if error is None:
+            return ""
+        return str(error.args[0]) if len(error.args) == 1 else Exception.__str__(error)
+
+
 class MusterError(Exception):
     """What went wrong, with where in its attributes. Every error of Muster is one."""
 
@@ -38,6 +47,7 @@ class MusterError(Exception):
     stacks: Sequence[Mapping[str, Any]] = ()  # rank, worker, node, text of who had not answered
     exit_code: int = 0
     signal: str = ""  # "SIGKILL"
+    message = _Message()  # what happened, without traceback, stacks and logs
 
     def __init__(self, message: object = "", *more: object, **details: Any) -> None:
         super().__init__(message, *more)
@@ -50,11 +60,6 @@ class MusterError(Exception):
         # A class that from_wire makes must not run the hooks of the user's class.
         if not _wraps:
             super().__init_subclass__(**kwargs)
-
-    @property
-    def message(self) -> str:
-        """What happened, without traceback, stacks and logs."""
-        return str(self.args[0]) if len(self.args) == 1 else Exception.__str__(self)
 
     def __str__(self) -> str:
         text = self.message
@@ -300,7 +305,7 @@ def _details(exc: MusterError) -> dict[str, Any]:
     if own is None:
         own = {name: getattr(exc, name) for name in _DETAILS}
         own["message"] = exc.message
-    wire = dict(own)
+    wire = {name: own[name] for name in (*_DETAILS, "message")}
     wire["logs"], wire["stacks"] = list(wire["logs"]), [dict(s) for s in wire["stacks"]]
     return wire
 
@@ -419,18 +424,16 @@ class _Wrapper(RemoteError):
         return self._wraps.__repr__(self)
 
     def __reduce__(self) -> Any:
-        args, members, state = _pickling.take_apart(self)
-        return _revive, (self._wraps, args, members, state)
-
-
-def _revive(cls: Any, *parts: Any) -> BaseException:
-    return _pickling.put_together(_both(cls), *parts)
+        return from_wire, ({**_details(self), "exception": _pickled(self)},)
 
 
 @functools.lru_cache(maxsize=1024)
 def _both(cls: Any) -> type[RemoteError]:
-    names = {"_wraps": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    names["__doc__"] = cls.__doc__ or ""
+    names: dict[str, Any] = {"_wraps": cls, "__doc__": cls.__doc__ or ""}
+    names |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    for base in reversed(cls.__mro__):  # their attributes come before ours of the same name
+        if base not in _OURS:
+            names |= {n: v for n, v in vars(base).items() if n in _DETAILS or n == "message"}
     made = types.new_class(
         cls.__name__, (_Wrapper, cls), {"_wraps": True}, lambda ns: ns.update(names)
     )

@@ -170,9 +170,11 @@ def take_apart(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any], dic
                 continue
             if isinstance(field, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 try:
-                    members[name] = field.__get__(exc, type(exc))
+                    value = field.__get__(exc, type(exc))
                 except Exception:
                     continue  # an empty slot
+                if value is not None:  # what is not set reads as None, but is not the same
+                    members[name] = value
     return exc.args, members, dict(getattr(exc, "__dict__", {}))
 
 
@@ -183,10 +185,11 @@ def put_together(
     state: dict[str, Any],
 ) -> BaseException:
     """An exception of class cls from its parts; neither its ``__new__`` nor ``__init__`` runs."""
-    native = next(c for c in cls.__mro__ if not c.__flags__ & _HEAP_TYPE)
+    native: Any = cls
+    while native.__flags__ & _HEAP_TYPE:
+        native = native.__base__
     exc: BaseException = native.__new__(cls, *args)
-    exc.args = args
-    for name, value in members.items():
+    for name, value in (("args", args), *members.items()):
         try:
             object.__setattr__(exc, name, value)
         except (AttributeError, TypeError):

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from ._errors import ProtocolError, TooLargeError, from_wire
-from ._version import __version__ as RELEASE
+from ._version import __version__
 
 VERSION = 1
+RELEASE = __version__
 MAX_FRAME = 1 << 30  # bytes after the header
 HELLO_LIMIT = 1 << 20  # the same, before a hello is accepted
 MAX_BUFFERS = 0xFFFF

@@ -12,6 +12,8 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack  # type: ignore[import-untyped, unused-ignore]
+
 from muster import _values, _wire
 from muster._values import Broadcast, FutureMark, PerRank
 
@@ -22,7 +24,6 @@ FILE = Path(__file__).parents[2] / "wire" / "testdata" / "golden.json"
 class Point:
     x: int
     y: object
-
 
 
 class Vector(NamedTuple):
@@ -199,15 +200,13 @@ def _constants() -> list[dict[str, Any]]:
     return [
         _constant("pickle", "None", 33, pickled, []),
         _constant("long bytes", "b'abc'", 34, big, [b"abc"]),
-        _constant("tensor", "torch.ones((1, 2), dtype=torch.bfloat16)", 35, tensor, [b"\x80?\x80?"]),
+        _constant(
+            "tensor", "torch.ones((1, 2), dtype=torch.bfloat16)", 35, tensor, [b"\x80?\x80?"]
+        ),
     ]
 
 
-def _constant(
-    name: str, shown: str, code: int, data: bytes, bufs: list[bytes]
-) -> dict[str, Any]:
-    import msgpack
-
+def _constant(name: str, shown: str, code: int, data: bytes, bufs: list[bytes]) -> dict[str, Any]:
     body = msgpack.packb(msgpack.ExtType(code, data))
     hexes = [buf.hex() for buf in bufs]
     return {"name": name, "python_repr": shown, "body_hex": body.hex(), "bufs_hex": hexes}

@@ -40,11 +40,16 @@ def whole(*frame: Any, **more: Any) -> bytes:
     return b"".join(pack_frame(*frame, **more))
 
 
+def send_and_close(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(data)
+    sock.close()
+
+
 def feed(data: bytes, limit: int = _wire.MAX_FRAME) -> list[Frame]:
     """The frames of a stream that is data and then ends."""
     a, b = socket.socketpair()
     with a, b:
-        thread = in_thread(lambda: (a.sendall(data), a.close()))
+        thread = in_thread(lambda: send_and_close(a, data))
         stream = FrameStream(b, limit)
         frames = []
         try:
@@ -276,7 +281,7 @@ def test_interrupts_while_receiving_lose_nothing(pair: Pair) -> None:
     b.settimeout(None)
     count = 150
     frames = [whole(5, i, bytes([i % 256]) * (i * 997 % 60_000)) for i in range(count)]
-    thread = in_thread(lambda: [a.sendall(f) for f in frames])
+    thread = in_thread(lambda: a.sendall(b"".join(frames)))
     stream = FrameStream(b)
     got: list[int] = []
     interrupted = 0
@@ -349,8 +354,13 @@ def test_hello(pair: Pair) -> None:
         peer: Any = make()
         assert _wire.hello(peer, "worker", "secret", worker=3) == WELCOME
         assert seen[0] == {
-            **{"magic": "muster", "version": 1, "release": _wire.RELEASE, "role": "worker"},
-            **{"token": "secret", "pid": seen[0]["pid"], "worker": 3},
+            "magic": "muster",
+            "version": 1,
+            "release": _wire.RELEASE,
+            "role": "worker",
+            "token": "secret",
+            "pid": seen[0]["pid"],
+            "worker": 3,
         }
         stream = peer if isinstance(peer, FrameStream) else FrameStream(a)
         assert stream.read().id == 5  # nothing behind the Welcome was swallowed
@@ -382,7 +392,12 @@ def test_hello_refused(pair: Pair, as_stream: bool) -> None:
 @pytest.mark.parametrize("as_stream", [True, False])
 def test_hello_to_someone_who_hangs_up(pair: Pair, as_stream: bool) -> None:
     a, b = pair
-    in_thread(lambda: (FrameStream(b).read(), b.close()))
+
+    def hang_up() -> None:
+        FrameStream(b).read()
+        b.close()
+
+    in_thread(hang_up)
     with pytest.raises(ProtocolError, match="before the worker was welcomed"):
         _wire.hello(FrameStream(a) if as_stream else a, "worker")
 
