@@ -37,7 +37,7 @@ _SENDER_LOOKS = 0.02
 class Sink(Protocol):
     """Takes the answers to one id."""
 
-    def deliver(self, flags: int, peer: int, body: Any, buffers: Any) -> bool: ...
+    def deliver(self, flags: int, rank: int, body: Any, buffers: Any) -> bool: ...
 
     def fail(self, failure: Callable[[], BaseException]) -> None: ...
 
@@ -367,13 +367,13 @@ class Connection:
             self._resign(me)
 
     def _take(self, frame: _wire.Frame) -> None:
-        kind, flags, ident, peer, _, body, buffers = frame
+        kind, flags, ident, _, rank, body, buffers = frame
         if kind == _wire.KIND_ANSWER:
             self._answers += 1
         elif kind != _wire.KIND_RESPONSE:
             return
         sink = self._pending.get(ident)
-        if sink is not None and sink.deliver(flags, peer, body, buffers):
+        if sink is not None and sink.deliver(flags, rank, body, buffers):
             self._pending.pop(ident, None)
 
     def _poll(self, events: int, seconds: float | None) -> int:
@@ -397,11 +397,11 @@ class Connection:
                 future.set_result(None)
 
         def wake() -> None:
-            if get_ident() == home:
-                settle()
-                return
             try:
-                loop.call_soon_threadsafe(settle)
+                if get_ident() == home:
+                    settle()
+                else:
+                    loop.call_soon_threadsafe(settle)
             except RuntimeError:
                 pass  # the loop ended without waiting for us
 

@@ -121,10 +121,17 @@ class Screen:
             self._live = "" if final and not self._subjects else _fit(status)
             if was_live or self._live:
                 _write(_ERASE + self._live)
-        elif final or now - shown >= _PLAIN_EVERY:
+        elif self._worth_a_line(subject, now - first, now - shown, final):
             _write(status + "\n")
             if not final:
                 self._subjects[subject] = (first, now)
+
+    @staticmethod
+    def _worth_a_line(subject: str, since_first: float, since_shown: float, final: bool) -> bool:
+        """Where nothing can be erased: clusters' starts and ends, and what takes long."""
+        if not subject.startswith("cluster ") and since_first < _PLAIN_EVERY:
+            return False
+        return final or since_shown >= _PLAIN_EVERY
 
     def clear(self) -> None:
         """Take the live line away."""

@@ -100,7 +100,7 @@ class Ref:
 
     # What follows is for the connection and the functions below.
 
-    def deliver(self, flags: int, peer: int, body: Any, buffers: Any) -> bool:
+    def deliver(self, flags: int, rank: int, body: Any, buffers: Any) -> bool:
         """Take an answer; True says that no more are to come. A second one is ignored."""
         if self._state == PENDING:
             self._answer = (flags, body, buffers)
@@ -159,17 +159,6 @@ class Ref:
         return value
 
 
-class Ready(Ref):
-    """A ref whose value was there from the start."""
-
-    __slots__ = ()
-
-    def __init__(self, connection: Connection, value: Any) -> None:
-        super().__init__(connection, 0)
-        self._value = value
-        self._state = DECODED
-
-
 class SplitCall:
     """One call whose ranks are answered one by one, each into a ref of its own."""
 
@@ -179,15 +168,15 @@ class SplitCall:
         self.refs = [Ref(connection, call, rank) for rank in ranks]
         self._left = {ref._rank: ref for ref in self.refs}
 
-    def deliver(self, flags: int, peer: int, body: Any, buffers: Any) -> bool:
-        if flags & 2:  # flag Rank: for the rank in peer alone
-            ref = self._left.get(peer)
+    def deliver(self, flags: int, rank: int, body: Any, buffers: Any) -> bool:
+        if flags & 2:  # flag Rank: for one rank alone
+            ref = self._left.get(rank)
             if ref is not None:
-                ref.deliver(flags, peer, body, buffers)
-                self._left.pop(peer, None)
+                ref.deliver(flags, rank, body, buffers)
+                self._left.pop(rank, None)
             return not self._left
         for ref in self._left.values():
-            ref.deliver(flags, peer, body, buffers)
+            ref.deliver(flags, rank, body, buffers)
         return True
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
@@ -208,12 +197,12 @@ def get(refs: Any, timeout: float | None = None) -> Any:
             _settle([refs], None if timeout is None else monotonic() + timeout, timeout)
         return refs._result()
     several = _refs_of(refs, "get")
-    pending = [ref for ref in several if ref._state == PENDING]
-    if pending:
-        _settle(pending, None if timeout is None else monotonic() + timeout, timeout)
+    if any(ref._state == PENDING for ref in several):
+        each = list(dict.fromkeys(several))
+        _settle(each, None if timeout is None else monotonic() + timeout, timeout)
     for ref in several:
-        if ref._state != PENDING and ref.failed():
-            ref._result()
+        if ref.failed():
+            ref._result()  # raises
     values = [ref._result() for ref in several]
     return tuple(values) if isinstance(refs, tuple) else values
 
@@ -247,8 +236,8 @@ def as_completed(refs: Iterable[Ref], timeout: float | None = None) -> Iterator[
     When ``timeout`` seconds, counted from the first step, were not enough,
     `DeadlineError` is raised; the calls run on.
     """
-    left = _refs_of(refs, "as_completed")
-    return _completions(left, timeout)
+    left = dict.fromkeys(_refs_of(refs, "as_completed"))
+    return _completions(list(left), timeout)
 
 
 def _completions(left: list[Ref], timeout: float | None) -> Iterator[Ref]:
@@ -287,7 +276,8 @@ class _Tally:
         self._target = target - (len(refs) - len(self.left))
         self._stop_at_failure = stop_at_failure
         self._seen: set[int] = set()
-        self.enough = self._target <= 0
+        failed = stop_at_failure and any(ref.failed() for ref in refs)
+        self.enough = self._target <= 0 or failed
 
     def watchers(self) -> list[tuple[Ref, Callable[[], None]]]:
         return [(ref, self._watcher(ref)) for ref in self.left]
@@ -308,16 +298,13 @@ def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_fai
     tally = _Tally(refs, target, stop_at_failure)
     if tally.enough:
         return True
+    # All that are pending are of one connection: the end of a session fails its refs.
     connection = tally.left[0]._connection
     connection.tell_waiting(tally.left)
     watchers = tally.watchers()
     for ref, watcher in watchers:
         ref.watch(watcher)
     try:
-        if len({id(ref._connection) for ref in tally.left}) > 1:
-            # Refs of a session that ended fail by themselves; the rest are waited for.
-            live = [ref for ref in tally.left if ref._connection.alive()]
-            connection = (live or tally.left)[0]._connection
         return connection.wait(lambda: tally.enough, tally.left, deadline)
     finally:
         for ref, watcher in watchers:
