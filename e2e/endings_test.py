@@ -1,0 +1,215 @@
+"""Rude ways to end a script: whatever ends, and however, nothing is left.
+
+Each case runs a real script with a cluster whose workers have children of their
+own, some of which called setsid; then something ends. The conftest's fixture
+fails a case that leaves a process, a session folder or memory behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SCRIPT = '''
+import os, subprocess, sys, time
+import muster
+from muster import Cluster, Dispatch, ResourceManager, Worker, WorkerConfig, register
+
+class Rude(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def spawn(self):
+        """Children of every sort: plain, in a session of its own, and orphaned there."""
+        subprocess.Popen(["sleep", "1000"])
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        subprocess.Popen(["sh", "-c", "setsid sleep 1000 & exit"]).wait()
+        return os.getpid()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def hang(self):
+        while True:
+            time.sleep(1000)
+
+    @register(Dispatch.ONE_TO_ALL)
+    def stubborn(self):
+        """Catches all there is to catch."""
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+
+if __name__ == "__main__":
+    busy, ending = sys.argv[1], sys.argv[2]
+    rm = ResourceManager(num_gpus_per_node=2, num_nodes=2)
+    c = Cluster(name="rude", worker_cls=Rude, resource_manager=rm,
+                worker_config=WorkerConfig(device_mapping="0-3", grace=1.0))
+    pids = c.spawn()
+    ref = getattr(c, busy)(blocking=False) if busy != "idle" else None
+    print("up", *pids, flush=True)
+    if ending == "return":
+        sys.exit(0)
+    if ending == "raise":
+        raise RuntimeError("on purpose")
+    if ending == "_exit":
+        os._exit(3)
+    try:
+        muster.get(ref) if ref else c.execute_all_sync("hang")
+    except muster.MusterError as error:
+        print("error", type(error).__name__, str(error).splitlines()[0], flush=True)
+        sys.exit(4)
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "rude.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+class Run:
+    """A script that is up: its workers run, and have left children everywhere."""
+
+    def __init__(self, script: Path, busy: str, ending: str, virtual: str = "2x2") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), busy, ending],
+            env=dict(os.environ, MUSTER_VIRTUAL=virtual),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        if line[:1] != ["up"]:
+            self.process.kill()
+            raise AssertionError(f"{line}, {self.process.communicate()}")
+        self.workers = [int(pid) for pid in line[1:]]
+
+    def find(self, title: str) -> list[int]:
+        """Processes below the script whose command line says title."""
+        found = []
+        for pid in below(self.process.pid):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if words.startswith(title):
+                found.append(pid)
+        return found
+
+    def end(self, timeout: float = 20) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout)
+        return self.process.returncode, out, err
+
+
+def below(root: int) -> Iterator[int]:
+    """All descendants, as /proc has them now."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                stat = Path("/proc", entry, "stat").read_text(errors="replace")
+            except OSError:
+                continue
+            parent = int(stat[stat.rindex(")") + 2 :].split()[1])
+            children.setdefault(parent, []).append(int(entry))
+    todo = [root]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            yield child
+            todo.append(child)
+
+
+@pytest.mark.parametrize("busy", ["idle", "hang", "stubborn"])
+@pytest.mark.parametrize("ending", ["return", "raise", "_exit"])
+def test_script_ends(script: Path, busy: str, ending: str) -> None:
+    code, out, err = Run(script, busy, ending).end()
+    assert code == {"return": 0, "raise": 1, "_exit": 3}[ending], (out, err)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("busy", ["idle", "hang"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_script_is_signalled(script: Path, busy: str, number: signal.Signals) -> None:
+    run = Run(script, busy, "wait")
+    run.process.send_signal(number)
+    code, out, err = run.end()
+    assert code in ((-number,) if number != signal.SIGINT else (1, 130, -number)), (out, err)
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in err
+
+
+def head(run: Run) -> int:
+    (pid,) = run.find("muster head")
+    return pid
+
+
+VICTIMS: dict[str, Callable[[Run], int]] = {
+    "head": head,
+    "warden": lambda run: run.find("muster warden")[0],
+    "agent": lambda run: run.find("muster agent")[0],
+    "worker": lambda run: run.workers[0],
+}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("relay", ["", "+relay"])
+@pytest.mark.parametrize("victim", sorted(VICTIMS))
+def test_part_is_killed(script: Path, victim: str, relay: str) -> None:
+    run = Run(script, "hang", "wait", "2x2" + relay)
+    started = time.monotonic()
+    os.kill(VICTIMS[victim](run), signal.SIGKILL)
+    assert run.process.stdout is not None
+    line = run.process.stdout.readline()
+    took = time.monotonic() - started
+    code, out, err = run.end()
+    assert line.startswith("error"), (line, out, err)
+    assert code == 4
+    expected = {"head": "HeadLostError", "worker": "WorkerDiedError"}.get(victim, "NodeLostError")
+    assert expected in line, (line, took)
+    if victim in ("head", "worker"):
+        assert "SIGKILL" in line
+
+
+@pytest.mark.chaos
+def test_zygote_is_killed(script: Path) -> None:
+    """Workers do not depend on the zygote: the script goes on, and ends cleanly."""
+    run = Run(script, "hang", "wait")
+    for pid in run.find("muster zygote"):
+        os.kill(pid, signal.SIGKILL)
+    run.process.send_signal(signal.SIGTERM)
+    run.end()
+
+
+@pytest.mark.chaos
+def test_everything_above_the_workers_is_killed(script: Path) -> None:
+    """Script, head and agents die at the same moment: wardens and the kernel clear."""
+    run = Run(script, "stubborn", "wait")
+    doomed = [run.process.pid, *run.find("muster head"), *run.find("muster agent")]
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
+    run.end()
+
+
+@pytest.mark.chaos
+def test_script_is_killed_while_workers_start(script: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, str(script), "idle", "wait"],
+        env=dict(os.environ, MUSTER_VIRTUAL="2x2"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "starting workers" in line:
+            break
+    process.kill()
+    process.communicate(timeout=20)
