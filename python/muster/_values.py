@@ -43,6 +43,7 @@ _MAX_NESTED = 100  # extensions inside extensions; each level copies what is ins
 _MAX_LEVELS = 480  # lists, dicts and extensions inside each other; the head refuses at 512
 
 _LEAVES = frozenset((type(None), bool, int, float, str))
+_only_leaves = _LEAVES.issuperset
 # What msgpack packs without asking, as something else than it is.
 _TRAPS = frozenset((bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp))
 
@@ -80,7 +81,7 @@ def encode(obj: object, bufs: list[Any], pickle: str = "on") -> bytes:
 
     EncodingError where it cannot be sent; bufs is then as it was.
     """
-    if type(obj) in _LEAVES:
+    if _plain(obj):
         try:
             return _pack(obj)
         except OverflowError:
@@ -92,9 +93,7 @@ def encode_payload(
     args: Sequence[Any], kwargs: Mapping[str, Any], bufs: list[Any], pickle: str = "on"
 ) -> bytes:
     """The bytes of a call's arguments, ``[[arg, ...], {name: arg, ...}]``; marks allowed."""
-    if _LEAVES.issuperset(map(type, args)) and (
-        not kwargs or _LEAVES.issuperset(map(type, kwargs.values()))
-    ):
+    if all(map(_plain, args)) and (not kwargs or all(map(_plain, kwargs.values()))):
         try:
             return _pack([[*args], kwargs])
         except OverflowError:
@@ -112,6 +111,16 @@ def encode_payload(
 def marked(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether an argument is a mark, which the head then has to look for."""
     return any(isinstance(arg, Mark) for arg in chain(args, kwargs.values()))
+
+
+def _plain(obj: Any) -> bool:
+    """Whether msgpack packs obj as it is; looks one level deep, as most arguments are."""
+    kind = type(obj)
+    if kind is list:
+        return _only_leaves(map(type, obj))
+    if kind is dict:
+        return _only_leaves(map(type, obj)) and _only_leaves(map(type, obj.values()))
+    return kind in _LEAVES
 
 
 def _pack(obj: object) -> bytes:
@@ -186,7 +195,7 @@ class _Encoder:
         kind = type(obj)
         levels, trapped = 1, False
         if kind is list:
-            if not _LEAVES.issuperset(map(type, obj)):
+            if not _only_leaves(map(type, obj)):
                 levels, trapped = _survey(obj)
         elif kind is dict:
             levels, trapped = _survey(obj, obj.values())
