@@ -24,8 +24,6 @@ from ._register import RESERVED_NAMES
 from ._resources import ResourceManager, devices_of
 from ._worker import RankInfo
 
-RESERVED = RESERVED_NAMES
-
 
 class Cluster:
     """Workers of one class, started, called and stopped as one.
@@ -52,7 +50,7 @@ class Cluster:
         spec = config.to_spec(name)
         if isinstance(worker_cls, type):
             check_class(worker_cls)
-        connection = _context.connection()
+        connection = _context.connection(f"Cluster({name!r})")
         if resource_manager is None:
             resource_manager = _pool_for(config)
         spec["class"] = describe_class(worker_cls)
@@ -166,7 +164,7 @@ class Cluster:
         method = group.methods.get(name)
         if method is None or not method.registered:
             registered = [m.name for m in group.methods.values() if m.registered]
-            error = unknown_method(group.class_name, name, [*registered, *RESERVED])
+            error = unknown_method(group.class_name, name, [*registered, *RESERVED_NAMES])
             if method is not None:
                 error = _errors.MethodNotFoundError(
                     f"{group.class_name}.{name} is not registered, so it is no method of the "

@@ -193,12 +193,12 @@ def set_worker(address: str, token: str, number: int, current_call: Callable[[],
     _install_fork_hook()
 
 
-def connection() -> Connection:
-    """The connection to the head, made if there is none yet."""
+def connection(what: str = "a call of Muster") -> Connection:
+    """The connection to the head, made if there is none yet; ``what`` needs it."""
     session = _process.session
     if session is not None:
         return session.connection
-    _refuse_if_misplaced("A call of Muster")
+    _refuse_if_misplaced(what)
     if _process.worker is not None:
         return _worker_connection(_process.worker)
     init(os.environ.get("MUSTER_ADDRESS") or None)

@@ -63,7 +63,7 @@ class ResourceManager:
         for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(f"{label} is {value!r}; it must be a whole number")
-        connection = _context.connection()
+        connection = _context.connection("ResourceManager()")
         asked = {
             "gpus_per_node": int(num_gpus_per_node),
             "nodes": int(num_nodes),
