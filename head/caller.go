@@ -24,6 +24,7 @@ type caller struct {
 	cancel context.CancelFunc
 	busy   sync.WaitGroup // requests being worked on
 
+	bytes   int      // of arguments of its unanswered calls
 	answers uint32   // Answer frames sent so far
 	kept    []keeper // results held until acknowledged, oldest first
 	route   route    // reused by its one reader

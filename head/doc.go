@@ -7,7 +7,11 @@
 //	link.go      ports: a connection of its own, or a link through an agent
 //	caller.go    controllers: requests, calls, futures, back-pressure
 //	route.go     the bytes of a call: its route, its legs, its joined answer
-//	calls.go     the orders of package call, carried out
+//	calls.go     calls come in; the orders of package call, carried out
+//	cut.go       arguments cut as package dispatch says, futures spliced in
+//	send.go      legs to workers
+//	answer.go    results from workers, joined into answers
+//	deadline.go  deadlines, stacks, cancels
 //	worker.go    workers: ready, failed, results, ends
 //	cluster.go   clusters: start, describe, stop
 //	layout.go    rank layouts, as asked for and as reported

@@ -12,6 +12,7 @@ type port interface {
 	Queue(h wire.Header, prefix, body []byte, bufs [][]byte)
 	Flush()
 	Pending() int
+	WaitBelow(n int)
 	Close() error
 }
 
@@ -25,8 +26,9 @@ func (l *link) Queue(h wire.Header, prefix, body []byte, bufs [][]byte) {
 	h.Peer = l.peer
 	l.conn.Queue(h, prefix, body, bufs)
 }
-func (l *link) Flush()       { l.conn.Flush() }
-func (l *link) Pending() int { return l.conn.Pending() }
+func (l *link) Flush()          { l.conn.Flush() }
+func (l *link) Pending() int    { return l.conn.Pending() }
+func (l *link) WaitBelow(n int) { l.conn.WaitBelow(n) }
 
 func (l *link) Close() error {
 	l.conn.Send(wire.Header{Kind: wire.KindClose, Peer: l.peer}, []byte{0xc0}, nil)
@@ -37,6 +39,7 @@ func (l *link) Close() error {
 type batch struct {
 	ports  []port
 	frames int
+	slow   port // one that is far behind
 	// scratch is for bodies that are built and copied at once.
 	scratch []byte
 }
@@ -44,6 +47,9 @@ type batch struct {
 func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs [][]byte) {
 	p.Queue(h, prefix, body, bufs)
 	b.touch(p)
+	if p.Pending() > maxBacklog {
+		b.slow = p
+	}
 }
 
 func (b *batch) touch(p port) {

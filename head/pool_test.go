@@ -76,13 +76,15 @@ func TestNoNodesAtAll(t *testing.T) {
 	}}})
 	err := r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 0, Nodes: 1, Timeout: 10}, &spec.Pool{})
 	wantError(t, err, spec.CodeNodeLost, "node-0", "no such machine")
-	broken := newRig(t, setup{backend: func(spec.Virtual, bool) (backend.Backend, error) {
-		return nil, errors.New("the scheduler is down")
-	}})
-	err = broken.owner.ask("pool.create", &wire.PoolCreate{PerNode: 0, Nodes: 1, Timeout: 10}, &spec.Pool{})
-	wantError(t, err, spec.CodeResources, "the scheduler is down")
 }
 
+func TestBackendThatFails(t *testing.T) {
+	r := newRig(t, setup{backend: func(spec.Virtual, bool) (backend.Backend, error) {
+		return nil, errors.New("the scheduler is down")
+	}})
+	err := r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 0, Nodes: 1, Timeout: 10}, &spec.Pool{})
+	wantError(t, err, spec.CodeResources, "the scheduler is down")
+}
 
 func TestPoolDoesNotWaitForEver(t *testing.T) {
 	agents := make(chan *silentAgent, 1)

@@ -1,0 +1,166 @@
+package head
+
+import (
+	"bytes"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// result takes a worker's Result frame.
+func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
+	r := call.Result{Body: f.Body, Bufs: f.Bufs}
+	if f.Flags&wire.FlagError != 0 {
+		e := wire.ReadError(f.Body)
+		e.Cluster, e.Rank, e.Worker, e.Node = w.cluster.Name, w.Rank, w.Name, w.Node
+		r = call.Result{Err: e}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if f.Flags&wire.FlagInfo != 0 {
+		rest, err := h.reportedLocked(w, call.ID(f.ID), f.Body)
+		if err != nil {
+			return err
+		}
+		r.Body = rest
+	}
+	c, ops := h.table.Result(&w.Worker, call.ID(f.ID), r)
+	if c != nil && c.Ended() {
+		if p := c.Data.(*pending); p.reports != nil {
+			p.layout = p.cluster.adoptLocked(p.reports)
+		}
+	}
+	h.ordersLocked(ops, b)
+	if h.throttled > 0 {
+		h.free.Broadcast()
+	}
+	if c != nil && r.Err == nil && (c.State == call.Running || c.Keep) {
+		keepLeg(c, w, f) // the next frame overwrites the buffer it lies in
+	}
+	return nil
+}
+
+// keepLeg makes a leg's result its own.
+func keepLeg(c *call.Call, w *worker, f *wire.Frame) {
+	leg := c.LegOf(&w.Worker)
+	if leg < 0 {
+		return
+	}
+	l := &c.Legs[leg]
+	if f.Owned() {
+		return
+	}
+	l.Result.Body = bytes.Clone(l.Result.Body)
+	if len(f.Bufs) > 0 {
+		f.Keep()
+		l.Result.Bufs = f.Bufs
+	}
+}
+
+// reportedLocked takes `[rank_info, value]` and returns the value's bytes.
+func (h *Head) reportedLocked(w *worker, id call.ID, body []byte) ([]byte, error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(body)
+	var info spec.RankInfo
+	if err == nil && n == 2 {
+		rest, err = info.UnmarshalMsg(rest)
+	}
+	if err != nil || n != 2 {
+		return nil, spec.Errorf(spec.CodeProtocol, "%s: a rank report that cannot be read: %v", w.Name, err)
+	}
+	if c := h.table.Find(id); c != nil {
+		p := c.Data.(*pending)
+		if p.reports == nil {
+			p.reports = map[int]spec.RankInfo{}
+		}
+		p.reports[w.Rank] = info
+	}
+	return rest, nil
+}
+
+// answerLocked gives a caller what it waits for.
+func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
+	c := op.Call
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	if c.State == call.Answered {
+		p.caller.bytes -= p.size
+		p.size = 0
+	}
+	if p.caller.left {
+		return
+	}
+	hd := wire.Header{Kind: wire.KindAnswer, ID: c.CallerID}
+	if op.Do == call.AnswerLeg || op.Do == call.FailLeg {
+		hd.Flags, hd.Ack = wire.FlagRank, uint32(c.Legs[op.Leg].Worker.Rank) //nolint:gosec // a rank
+	}
+	err := op.Err
+	if err == nil {
+		err = p.layout
+	}
+	var v wire.Value
+	if err == nil {
+		v, err = p.joined(c, op)
+	}
+	if err != nil {
+		hd.Flags |= wire.FlagError
+		v = wire.Value{Raw: wire.AppendError(nil, err)}
+	}
+	p.caller.answerLocked(hd, v.Raw, v.Bufs, b)
+	if c.Keep && c.State == call.Answered {
+		if op.Do == call.Answer {
+			c.Value = &call.Result{Body: bytes.Clone(v.Raw), Bufs: v.Bufs, Err: err}
+		}
+		p.caller.kept = append(p.caller.kept, keeper{c, p.caller.answers})
+	}
+}
+
+// joined makes one value of the legs' results.
+func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
+	if op.Do == call.AnswerLeg {
+		r := c.Legs[op.Leg].Result
+		return wire.Value{Raw: r.Body, Bufs: r.Bufs}, nil
+	}
+	collect := &p.plan.Collect
+	value := func(leg int) wire.Value {
+		r := &c.Legs[leg].Result
+		return wire.Value{Raw: r.Body, Bufs: r.Bufs}
+	}
+	if collect.Join == dispatch.JoinOne {
+		return value(c.LegOfRank(collect.Rank)), nil
+	}
+	var parts []wire.Value
+	if collect.Ranks != nil {
+		for _, rank := range collect.Ranks {
+			parts = append(parts, value(c.LegOfRank(rank)))
+		}
+	} else {
+		parts = make([]wire.Value, len(c.Legs))
+		for i := range parts {
+			parts[i] = value(i)
+		}
+	}
+	var v wire.Value
+	var err error
+	chained := false
+	if collect.Join == dispatch.JoinChain {
+		chained, err = v.Chain(parts)
+	}
+	if !chained && err == nil {
+		err = v.List(parts)
+	}
+	if err == nil {
+		err = wire.CheckSize(wire.Size(nil, v.Raw, v.Bufs), len(v.Bufs))
+	}
+	if err != nil {
+		e := *spec.AsError(err)
+		e.Message = c.Title() + ": its joined result: " + e.Message
+		e.Cluster, e.Method = c.Cluster.Name, c.Method
+		return v, &e
+	}
+	return v, nil
+}

@@ -1,0 +1,91 @@
+package head
+
+import (
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/wire"
+)
+
+// sendLocked queues the legs of a call.
+func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
+	if len(c.Futures) > 0 {
+		if err := p.splice(h.table, c); err != nil {
+			h.ordersLocked(h.table.Refuse(c, err), b)
+			return
+		}
+		if err := p.prepare(p.cluster.ranks, c.Ranks); err != nil {
+			h.ordersLocked(h.table.Refuse(c, err), b)
+			return
+		}
+	}
+	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent)
+	head := wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID)}
+	switch {
+	case p.parts == nil:
+		p.castLocked(c, head, wire.Value{Raw: p.payload, Bufs: p.bufs}, b)
+	case len(p.parts) == 1:
+		p.castLocked(c, head, p.parts[0], b)
+	default:
+		wanted := p.wanted(c)
+		for i := range c.Legs {
+			part := &p.parts[p.plan.Leg(i).Part]
+			head.Flags = muted(wanted, i)
+			b.queue(p.cluster.workers[c.Legs[i].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
+		}
+	}
+	p.payload, p.bufs, p.parts, p.args = nil, nil, nil, wire.Payload{}
+}
+
+// castLocked sends the same bytes to every leg, once over each agent that relays.
+func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *batch) {
+	type group struct {
+		conn  *wire.Conn
+		flags wire.Flags
+	}
+	var relayed map[group][]uint32
+	wanted := p.wanted(c)
+	for i := range c.Legs {
+		to := p.cluster.workers[c.Legs[i].Worker.Rank].port
+		head.Flags = wire.FlagCast | muted(wanted, i)
+		if l, ok := to.(*link); ok && len(c.Legs) > 1 {
+			if relayed == nil {
+				relayed = map[group][]uint32{}
+			}
+			to := group{l.conn, head.Flags}
+			relayed[to] = append(relayed[to], l.peer)
+			continue
+		}
+		b.queue(to, head, b.scratch, v.Raw, v.Bufs)
+	}
+	for to, peers := range relayed {
+		head.Flags = to.flags
+		fanout(to.conn, peers, head, b.scratch, v.Raw, v.Bufs)
+		b.touch(to.conn)
+	}
+}
+
+// wanted says, by leg, whose results come back; nil: everyone's. The others are
+// told so, and do not send what nobody would read.
+func (p *pending) wanted(c *call.Call) []bool {
+	collect := &p.plan.Collect
+	switch {
+	case c.Split, collect.Join != dispatch.JoinOne && collect.Ranks == nil, len(c.Legs) == 1:
+		return nil
+	case collect.Join == dispatch.JoinOne:
+		wanted := make([]bool, len(c.Legs))
+		wanted[c.LegOfRank(collect.Rank)] = true
+		return wanted
+	}
+	wanted := make([]bool, len(c.Legs))
+	for _, rank := range collect.Ranks {
+		wanted[c.LegOfRank(rank)] = true
+	}
+	return wanted
+}
+
+func muted(wanted []bool, leg int) wire.Flags {
+	if wanted == nil || wanted[leg] {
+		return 0
+	}
+	return wire.FlagMute
+}
