@@ -199,9 +199,8 @@ func (a *agent) worker(number uint32) *worker {
 
 func (a *agent) forget(w *worker) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	delete(a.workers, w.start.Number)
-	a.mu.Unlock()
-	close(w.gone)
 }
 
 func (a *agent) settleOOM(ctx context.Context) {
@@ -227,15 +226,16 @@ func (a *agent) endAll(why string) {
 	}
 	a.mu.Unlock()
 	a.relay.close()
+	zygotes := a.zygotes.kill(true) // first: a fork under way should fail now
 	for _, w := range all {
 		w.end(lostGrace, why)
 	}
-	for _, w := range all {
-		if err := w.waitGone(lostGrace); err != nil {
-			fmt.Fprintln(os.Stderr, "muster agent:", err)
-		}
+	if err := waitGone(all, lostGrace); err != nil {
+		fmt.Fprintln(os.Stderr, "muster agent:", err)
 	}
-	a.zygotes.stop(true)
+	for _, z := range zygotes {
+		<-z.gone
+	}
 	if err := a.clear(); err != nil {
 		fmt.Fprintln(os.Stderr, "muster agent:", err)
 	}

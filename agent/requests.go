@@ -192,16 +192,10 @@ func (a *agent) startWorkers(req *wire.Start, workers []*worker) (*wire.Started,
 		}
 	}
 	if first != nil {
-		for _, w := range workers {
-			_ = w.waitGone(0)
-		}
+		_ = waitGone(workers, 0)
 		return nil, first
 	}
-	started := &wire.Started{Pids: make(map[uint32]int, len(workers))}
-	for _, w := range workers {
-		started.Pids[w.start.Number] = w.process().Pid()
-	}
-	return started, nil
+	return &wire.Started{}, nil
 }
 
 // abandon forgets a worker that got no process.
@@ -214,6 +208,7 @@ func (a *agent) abandon(w *worker) {
 		a.out.flush(nil)
 	}
 	a.forget(w)
+	close(w.gone)
 }
 
 // askToEnd begins a stop and returns whom it is about. Workers that are gone
@@ -240,36 +235,36 @@ func (a *agent) askToEnd(req wire.Stop) []*worker {
 }
 
 func (a *agent) waitForEnd(req wire.Stop, workers []*worker) error {
-	var first error
-	for _, w := range workers {
-		if err := w.waitGone(seconds(req.GraceSeconds)); err != nil && first == nil {
-			first = err
-		}
-	}
+	err := waitGone(workers, seconds(req.GraceSeconds))
 	if req.All {
-		a.zygotes.stop(false)
-		if err := a.clear(); err != nil && first == nil {
-			first = err
+		for _, z := range a.zygotes.kill(false) {
+			<-z.gone
+		}
+		if left := a.clear(); err == nil {
+			err = left
 		}
 	}
-	return first
+	return err
 }
 
-// waitGone waits until nothing of the worker is left; not for ever, for a
+// waitGone waits until nothing of the workers is left; not for ever, for a
 // process in an uninterruptible wait does not die even of SIGKILL.
-func (w *worker) waitGone(grace time.Duration) error {
+func waitGone(workers []*worker, grace time.Duration) error {
 	timer := time.NewTimer(grace + clearBound + 2*drainBound)
 	defer timer.Stop()
-	select {
-	case <-w.gone:
-		return nil
-	case <-timer.C:
+	for _, w := range workers {
+		select {
+		case <-w.gone:
+			continue
+		case <-timer.C:
+		}
+		said := "it has no process"
+		if child := w.process(); child != nil {
+			said = describe(child.Pid())
+		}
+		return spec.Errorf(spec.CodeTimeout, "%s does not end although it was killed (%s): the kernel keeps it, often for a device or a network file system", w.start.Name, said)
 	}
-	said := "it has no process"
-	if child := w.process(); child != nil {
-		said = describe(child.Pid())
-	}
-	return spec.Errorf(spec.CodeTimeout, "%s does not end although it was killed (%s): the kernel keeps it, often for a device or a network file system", w.start.Name, said)
+	return nil
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

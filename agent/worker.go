@@ -208,8 +208,9 @@ func (a *agent) watch(w *worker, child *process.Child) {
 		Worker: w.start.Number, Pid: child.Pid(), Code: exit.Code, Signal: exit.Signal,
 		OOM: oom, Asked: asked, Logs: output.last(), Why: exitReason(exit, oom, asked, why, left),
 	}
+	a.forget(w) // before it is told: the head may use the number again then
 	a.out.flush(func() { _ = wire.Notify(a.head, "exited", notice) })
-	a.forget(w)
+	close(w.gone)
 }
 
 // exitReason tells an end in words.

@@ -73,25 +73,21 @@ func (zs *zygotes) start(rt spec.Runtime, env map[string]string) (*zygote, error
 	}, nil
 }
 
-// unsafe words, once per zygote, why its workers are spawned.
+// tellUnsafe says why its workers are spawned.
 func (zs *zygotes) tellUnsafe(z *zygote) {
 	zs.out.add(0, "zygote", "", fmt.Sprintf("muster: workers on node %s are spawned instead of forked, which is slower: %s", zs.node, z.why))
 	zs.out.ring()
 }
 
-// stop ends every zygote and waits until they are gone; shut: for good.
-func (zs *zygotes) stop(shut bool) {
+// kill ends every zygote; shut: for good. It returns what there is to wait for.
+func (zs *zygotes) kill(shut bool) []*zygote {
 	zs.mu.Lock()
+	defer zs.mu.Unlock()
 	zs.shut = zs.shut || shut
 	var all []*zygote
 	for z := range zs.all {
+		z.kill()
 		all = append(all, z)
 	}
-	zs.mu.Unlock()
-	for _, z := range all {
-		z.kill()
-	}
-	for _, z := range all {
-		<-z.gone
-	}
+	return all
 }
