@@ -26,6 +26,7 @@ type pending struct {
 	parts   []wire.Value // nil: every rank gets the payload as it came
 
 	waits   []call.Future
+	size    int // bytes of its arguments, on its caller's account until it is answered
 	timeout time.Duration
 	timer   *time.Timer
 	reports map[int]spec.RankInfo // places that ranks told as of this call
