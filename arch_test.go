@@ -27,6 +27,7 @@ const module = "github.com/muster-rl/muster"
 // layers orders the folders: a package imports packages of lower layers only.
 // A folder below a named one (backend/local) counts as that one.
 var layers = map[string]int{
+	"bench":     8,
 	"cmd":       7,
 	"cli":       6,
 	"head":      5,
