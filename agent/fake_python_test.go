@@ -166,6 +166,7 @@ func fakeZygote() {
 		switch {
 		case verb == "load" && os.Getenv("FAKE_DIES") == "preload":
 			o.refuse(f.ID, spec.Errorf(spec.CodeImport, "no module named nonsense"))
+		case verb == "load" && os.Getenv("FAKE_LOADS") == "never":
 		case verb == "load":
 			o.respond(f.ID, "pid", os.Getpid())
 		case verb == "fork":
