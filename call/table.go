@@ -21,6 +21,10 @@ const (
 	Answered
 )
 
+func (s State) String() string {
+	return [...]string{"held", "running", "expiring", "cancelling", "answered"}[s]
+}
+
 // Result is a leg's value, or its error.
 type Result struct {
 	Body []byte
@@ -152,6 +156,11 @@ func NewTable() *Table {
 
 // Len is how many calls the table holds.
 func (t *Table) Len() int { return len(t.calls) }
+
+// Open returns the calls that are not answered, oldest first.
+func (t *Table) Open() []*Call {
+	return t.sorted(func(c *Call) bool { return c.State != Answered })
+}
 
 // Find returns a call by number.
 func (t *Table) Find(id ID) *Call { return t.calls[id] }

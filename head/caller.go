@@ -116,6 +116,14 @@ func (c *caller) serve(verb string, body []byte) (marshaler, error) {
 			return nil, err
 		}
 		return orError(h.plan(&req))
+	case "status":
+		return h.status(), nil
+	case "cluster.stacks":
+		var req wire.ClusterStacks
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.clusterStacks(&req))
 	case "shutdown":
 		h.mu.Lock()
 		mark := h.events.markLocked()

@@ -25,6 +25,7 @@ type pending struct {
 	plan    dispatch.Plan
 	parts   []wire.Value // nil: every rank gets the payload as it came
 
+	begun   time.Time
 	waits   []call.Future
 	size    int // bytes of its arguments, on its caller's account until it is answered
 	timeout time.Duration
@@ -121,7 +122,7 @@ func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 	}
 	p := &pending{
 		caller: c, cluster: cl, method: m, how: r.how, marked: r.flags&routeMarked != 0,
-		parent: r.parent, timeout: time.Duration(r.timeout) * time.Millisecond, //nolint:gosec // a timeout of 292 years is for ever
+		parent: r.parent, begun: time.Now(), timeout: time.Duration(r.timeout) * time.Millisecond, //nolint:gosec // a timeout of 292 years is for ever
 	}
 	if r.how == howMode && m.Execute == dispatch.ExecuteRankZero {
 		r.ranks = rankZero

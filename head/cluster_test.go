@@ -255,7 +255,9 @@ func TestTheEndDoesNotWaitForASlowReader(t *testing.T) {
 		to := callee{cluster: info.Number, method: "all"}
 		conn.Send(wire.Header{Kind: wire.KindCall, ID: 1}, append(to.route(), args(big)...), nil)
 	}
-	eventually(t, "answers under way", func() bool { return r.owner.value(r.owner.send(callee{cluster: info.Number, method: "all"}, args())) != nil })
+	eventually(t, "answers under way", func() bool {
+		return r.owner.value(r.owner.send(callee{cluster: info.Number, method: "all"}, args())) != nil
+	})
 	r.owner.close()
 	err := within(t, r.ended, "end of the head")
 	r.ended <- err

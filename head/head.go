@@ -81,6 +81,7 @@ type Head struct {
 	owner    *caller
 	ownerPid int
 	virtual  spec.Virtual
+	begun    time.Time
 	isOver   bool
 	over     chan struct{} // closed when the head should end
 	overWhy  string
@@ -92,7 +93,7 @@ type Head struct {
 func New(opts Options) (*Head, error) {
 	opts.defaults()
 	h := &Head{
-		opts: opts, table: call.NewTable(),
+		opts: opts, table: call.NewTable(), begun: time.Now(),
 		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),

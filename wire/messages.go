@@ -119,6 +119,51 @@ type PlanAnswer struct {
 	Text     string        `msg:"text"` // drawn for people
 }
 
+// StatusRequest (verb status) is answered by Status: all that the head knows.
+type StatusRequest struct{}
+
+// Status is a head as people want to see it.
+type Status struct {
+	Session  string        `msg:"session"`
+	Release  string        `msg:"release"`
+	Pid      int           `msg:"pid"`
+	Owner    int           `msg:"owner"`  // pid, 0 for a head of its own
+	Script   string        `msg:"script"` // the owner's
+	UpSec    float64       `msg:"up_s"`
+	LogDir   string        `msg:"log_dir"`
+	Virtual  string        `msg:"virtual"`
+	Nodes    []NodeInfo    `msg:"nodes"`
+	Pools    []spec.Pool   `msg:"pools"`
+	Clusters []ClusterInfo `msg:"clusters"`
+	Calls    []CallInfo    `msg:"calls"` // unanswered, oldest first; at most 1000
+}
+
+// NodeInfo is a node and how it is.
+type NodeInfo struct {
+	Node  spec.Node `msg:"node"`
+	State string    `msg:"state"` // "joining", "up", "lost"
+	Why   string    `msg:"why"`
+}
+
+// CallInfo is a call that is under way.
+type CallInfo struct {
+	Number  uint64  `msg:"number"`
+	Cluster string  `msg:"cluster"`
+	Method  string  `msg:"method"`
+	State   string  `msg:"state"`
+	AgeSec  float64 `msg:"age_s"`
+	Legs    int     `msg:"legs"`
+	Out     []int   `msg:"out"` // ranks that have not answered
+	Caller  string  `msg:"caller"`
+}
+
+// ClusterStacks (verb cluster.stacks) is answered by StacksAnswer: what the
+// ranks named (none: all) of a cluster are doing.
+type ClusterStacks struct {
+	Name  string `msg:"name"`
+	Ranks []int  `msg:"ranks"`
+}
+
 // --- head -> events subscribers, agent -> head ---------------------------
 
 // Log (notice log) carries whole lines of workers' output, without the newline,

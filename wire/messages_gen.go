@@ -8,6 +8,137 @@ import (
 )
 
 // MarshalMsg implements msgp.Marshaler
+func (z *CallInfo) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 8
+	// string "number"
+	o = append(o, 0x88, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = msgp.AppendUint64(o, z.Number)
+	// string "cluster"
+	o = append(o, 0xa7, 0x63, 0x6c, 0x75, 0x73, 0x74, 0x65, 0x72)
+	o = msgp.AppendString(o, z.Cluster)
+	// string "method"
+	o = append(o, 0xa6, 0x6d, 0x65, 0x74, 0x68, 0x6f, 0x64)
+	o = msgp.AppendString(o, z.Method)
+	// string "state"
+	o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
+	o = msgp.AppendString(o, z.State)
+	// string "age_s"
+	o = append(o, 0xa5, 0x61, 0x67, 0x65, 0x5f, 0x73)
+	o = msgp.AppendFloat64(o, z.AgeSec)
+	// string "legs"
+	o = append(o, 0xa4, 0x6c, 0x65, 0x67, 0x73)
+	o = msgp.AppendInt(o, z.Legs)
+	// string "out"
+	o = append(o, 0xa3, 0x6f, 0x75, 0x74)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Out)))
+	for za0001 := range z.Out {
+		o = msgp.AppendInt(o, z.Out[za0001])
+	}
+	// string "caller"
+	o = append(o, 0xa6, 0x63, 0x61, 0x6c, 0x6c, 0x65, 0x72)
+	o = msgp.AppendString(o, z.Caller)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *CallInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "number":
+			z.Number, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Number")
+				return
+			}
+		case "cluster":
+			z.Cluster, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Cluster")
+				return
+			}
+		case "method":
+			z.Method, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Method")
+				return
+			}
+		case "state":
+			z.State, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "State")
+				return
+			}
+		case "age_s":
+			z.AgeSec, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "AgeSec")
+				return
+			}
+		case "legs":
+			z.Legs, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Legs")
+				return
+			}
+		case "out":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Out")
+				return
+			}
+			if cap(z.Out) >= int(zb0002) {
+				z.Out = (z.Out)[:zb0002]
+			} else {
+				z.Out = make([]int, zb0002)
+			}
+			for za0001 := range z.Out {
+				z.Out[za0001], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Out", za0001)
+					return
+				}
+			}
+		case "caller":
+			z.Caller, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Caller")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *CallInfo) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint64Size + 8 + msgp.StringPrefixSize + len(z.Cluster) + 7 + msgp.StringPrefixSize + len(z.Method) + 6 + msgp.StringPrefixSize + len(z.State) + 6 + msgp.Float64Size + 5 + msgp.IntSize + 4 + msgp.ArrayHeaderSize + (len(z.Out) * (msgp.IntSize)) + 7 + msgp.StringPrefixSize + len(z.Caller)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z CancelLeg) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 3
@@ -419,6 +550,83 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z ClusterRef) Msgsize() (s int) {
 	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *ClusterStacks) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "name"
+	o = append(o, 0x82, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+	o = msgp.AppendString(o, z.Name)
+	// string "ranks"
+	o = append(o, 0xa5, 0x72, 0x61, 0x6e, 0x6b, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Ranks)))
+	for za0001 := range z.Ranks {
+		o = msgp.AppendInt(o, z.Ranks[za0001])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *ClusterStacks) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "name":
+			z.Name, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Name")
+				return
+			}
+		case "ranks":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Ranks")
+				return
+			}
+			if cap(z.Ranks) >= int(zb0002) {
+				z.Ranks = (z.Ranks)[:zb0002]
+			} else {
+				z.Ranks = make([]int, zb0002)
+			}
+			for za0001 := range z.Ranks {
+				z.Ranks[za0001], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Ranks", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *ClusterStacks) Msgsize() (s int) {
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Name) + 6 + msgp.ArrayHeaderSize + (len(z.Ranks) * (msgp.IntSize))
 	return
 }
 
@@ -1227,6 +1435,80 @@ func (z *Mark) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z Mark) Msgsize() (s int) {
 	s = 1 + 5 + msgp.Uint64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "node"
+	o = append(o, 0x83, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+	o, err = z.Node.MarshalMsg(o)
+	if err != nil {
+		err = msgp.WrapError(err, "Node")
+		return
+	}
+	// string "state"
+	o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
+	o = msgp.AppendString(o, z.State)
+	// string "why"
+	o = append(o, 0xa3, 0x77, 0x68, 0x79)
+	o = msgp.AppendString(o, z.Why)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "node":
+			bts, err = z.Node.UnmarshalMsg(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Node")
+				return
+			}
+		case "state":
+			z.State, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "State")
+				return
+			}
+		case "why":
+			z.Why, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Why")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *NodeInfo) Msgsize() (s int) {
+	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why)
 	return
 }
 
@@ -2109,6 +2391,341 @@ func (z *Started) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z Started) Msgsize() (s int) {
+	s = 1
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *Status) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 12
+	// string "session"
+	o = append(o, 0x8c, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
+	o = msgp.AppendString(o, z.Session)
+	// string "release"
+	o = append(o, 0xa7, 0x72, 0x65, 0x6c, 0x65, 0x61, 0x73, 0x65)
+	o = msgp.AppendString(o, z.Release)
+	// string "pid"
+	o = append(o, 0xa3, 0x70, 0x69, 0x64)
+	o = msgp.AppendInt(o, z.Pid)
+	// string "owner"
+	o = append(o, 0xa5, 0x6f, 0x77, 0x6e, 0x65, 0x72)
+	o = msgp.AppendInt(o, z.Owner)
+	// string "script"
+	o = append(o, 0xa6, 0x73, 0x63, 0x72, 0x69, 0x70, 0x74)
+	o = msgp.AppendString(o, z.Script)
+	// string "up_s"
+	o = append(o, 0xa4, 0x75, 0x70, 0x5f, 0x73)
+	o = msgp.AppendFloat64(o, z.UpSec)
+	// string "log_dir"
+	o = append(o, 0xa7, 0x6c, 0x6f, 0x67, 0x5f, 0x64, 0x69, 0x72)
+	o = msgp.AppendString(o, z.LogDir)
+	// string "virtual"
+	o = append(o, 0xa7, 0x76, 0x69, 0x72, 0x74, 0x75, 0x61, 0x6c)
+	o = msgp.AppendString(o, z.Virtual)
+	// string "nodes"
+	o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Nodes)))
+	for za0001 := range z.Nodes {
+		// map header, size 3
+		// string "node"
+		o = append(o, 0x83, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+		o, err = z.Nodes[za0001].Node.MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Nodes", za0001, "Node")
+			return
+		}
+		// string "state"
+		o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
+		o = msgp.AppendString(o, z.Nodes[za0001].State)
+		// string "why"
+		o = append(o, 0xa3, 0x77, 0x68, 0x79)
+		o = msgp.AppendString(o, z.Nodes[za0001].Why)
+	}
+	// string "pools"
+	o = append(o, 0xa5, 0x70, 0x6f, 0x6f, 0x6c, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Pools)))
+	for za0002 := range z.Pools {
+		o, err = z.Pools[za0002].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Pools", za0002)
+			return
+		}
+	}
+	// string "clusters"
+	o = append(o, 0xa8, 0x63, 0x6c, 0x75, 0x73, 0x74, 0x65, 0x72, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Clusters)))
+	for za0003 := range z.Clusters {
+		o, err = z.Clusters[za0003].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Clusters", za0003)
+			return
+		}
+	}
+	// string "calls"
+	o = append(o, 0xa5, 0x63, 0x61, 0x6c, 0x6c, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Calls)))
+	for za0004 := range z.Calls {
+		o, err = z.Calls[za0004].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Calls", za0004)
+			return
+		}
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "session":
+			z.Session, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Session")
+				return
+			}
+		case "release":
+			z.Release, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Release")
+				return
+			}
+		case "pid":
+			z.Pid, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Pid")
+				return
+			}
+		case "owner":
+			z.Owner, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Owner")
+				return
+			}
+		case "script":
+			z.Script, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Script")
+				return
+			}
+		case "up_s":
+			z.UpSec, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "UpSec")
+				return
+			}
+		case "log_dir":
+			z.LogDir, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "LogDir")
+				return
+			}
+		case "virtual":
+			z.Virtual, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Virtual")
+				return
+			}
+		case "nodes":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Nodes")
+				return
+			}
+			if cap(z.Nodes) >= int(zb0002) {
+				z.Nodes = (z.Nodes)[:zb0002]
+			} else {
+				z.Nodes = make([]NodeInfo, zb0002)
+			}
+			for za0001 := range z.Nodes {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadMapHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Nodes", za0001)
+					return
+				}
+				for zb0003 > 0 {
+					zb0003--
+					field, bts, err = msgp.ReadMapKeyZC(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Nodes", za0001)
+						return
+					}
+					switch msgp.UnsafeString(field) {
+					case "node":
+						bts, err = z.Nodes[za0001].Node.UnmarshalMsg(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Nodes", za0001, "Node")
+							return
+						}
+					case "state":
+						z.Nodes[za0001].State, bts, err = msgp.ReadStringBytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Nodes", za0001, "State")
+							return
+						}
+					case "why":
+						z.Nodes[za0001].Why, bts, err = msgp.ReadStringBytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Nodes", za0001, "Why")
+							return
+						}
+					default:
+						bts, err = msgp.Skip(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Nodes", za0001)
+							return
+						}
+					}
+				}
+			}
+		case "pools":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Pools")
+				return
+			}
+			if cap(z.Pools) >= int(zb0004) {
+				z.Pools = (z.Pools)[:zb0004]
+			} else {
+				z.Pools = make([]spec.Pool, zb0004)
+			}
+			for za0002 := range z.Pools {
+				bts, err = z.Pools[za0002].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Pools", za0002)
+					return
+				}
+			}
+		case "clusters":
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Clusters")
+				return
+			}
+			if cap(z.Clusters) >= int(zb0005) {
+				z.Clusters = (z.Clusters)[:zb0005]
+			} else {
+				z.Clusters = make([]ClusterInfo, zb0005)
+			}
+			for za0003 := range z.Clusters {
+				bts, err = z.Clusters[za0003].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Clusters", za0003)
+					return
+				}
+			}
+		case "calls":
+			var zb0006 uint32
+			zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Calls")
+				return
+			}
+			if cap(z.Calls) >= int(zb0006) {
+				z.Calls = (z.Calls)[:zb0006]
+			} else {
+				z.Calls = make([]CallInfo, zb0006)
+			}
+			for za0004 := range z.Calls {
+				bts, err = z.Calls[za0004].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Calls", za0004)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Status) Msgsize() (s int) {
+	s = 1 + 8 + msgp.StringPrefixSize + len(z.Session) + 8 + msgp.StringPrefixSize + len(z.Release) + 4 + msgp.IntSize + 6 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Script) + 5 + msgp.Float64Size + 8 + msgp.StringPrefixSize + len(z.LogDir) + 8 + msgp.StringPrefixSize + len(z.Virtual) + 6 + msgp.ArrayHeaderSize
+	for za0001 := range z.Nodes {
+		s += 1 + 5 + z.Nodes[za0001].Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.Nodes[za0001].State) + 4 + msgp.StringPrefixSize + len(z.Nodes[za0001].Why)
+	}
+	s += 6 + msgp.ArrayHeaderSize
+	for za0002 := range z.Pools {
+		s += z.Pools[za0002].Msgsize()
+	}
+	s += 9 + msgp.ArrayHeaderSize
+	for za0003 := range z.Clusters {
+		s += z.Clusters[za0003].Msgsize()
+	}
+	s += 6 + msgp.ArrayHeaderSize
+	for za0004 := range z.Calls {
+		s += z.Calls[za0004].Msgsize()
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z StatusRequest) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 0
+	_ = z
+	o = append(o, 0x80)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StatusRequest) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z StatusRequest) Msgsize() (s int) {
 	s = 1
 	return
 }

@@ -1,0 +1,94 @@
+package head
+
+import (
+	"cmp"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// maxCallsShown bounds the answer of a busy head.
+const maxCallsShown = 1000
+
+// status is all that the head knows, for people.
+func (h *Head) status() *wire.Status {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := &wire.Status{
+		Session: h.opts.Session, Release: wire.Release, Pid: os.Getpid(), Owner: h.ownerPid,
+		UpSec: time.Since(h.begun).Seconds(), LogDir: h.opts.LogDir,
+	}
+	if h.owner != nil {
+		s.Script = cmp.Or(h.owner.runtime.Main.Path, h.owner.runtime.Main.Module)
+	}
+	if h.virtual.Nodes > 0 {
+		s.Virtual = h.virtual.String()
+	}
+	for _, n := range h.nodes {
+		s.Nodes = append(s.Nodes, n.statusLocked())
+	}
+	for _, p := range h.pools {
+		s.Pools = append(s.Pools, p.Pool)
+	}
+	slices.SortFunc(s.Pools, func(a, b spec.Pool) int { return a.ID - b.ID })
+	for _, cl := range h.clusters {
+		s.Clusters = append(s.Clusters, *cl.infoLocked())
+	}
+	slices.SortFunc(s.Clusters, func(a, b wire.ClusterInfo) int { return cmp.Compare(a.Number, b.Number) })
+	for _, c := range h.table.Open() {
+		if len(s.Calls) == maxCallsShown {
+			break
+		}
+		p := c.Data.(*pending)
+		info := wire.CallInfo{
+			Number: uint64(c.ID), Cluster: c.Cluster.Name, Method: c.Method, State: c.State.String(),
+			AgeSec: time.Since(p.begun).Seconds(), Legs: len(c.Legs), Caller: "the script",
+		}
+		if w := p.caller.worker; w != nil {
+			info.Caller = w.Name
+		}
+		for _, leg := range c.Out() {
+			info.Out = append(info.Out, c.Legs[leg].Worker.Rank)
+		}
+		s.Calls = append(s.Calls, info)
+	}
+	return s
+}
+
+func (n *node) statusLocked() wire.NodeInfo {
+	info := wire.NodeInfo{Node: n.info, State: "joining"}
+	info.Node.Index, info.Node.Name = n.index, n.name
+	switch {
+	case n.lost != nil:
+		info.State, info.Why = "lost", n.lost.Message
+	case n.ready:
+		info.State = "up"
+	}
+	return info
+}
+
+// clusterStacks says what workers of a cluster are doing.
+func (h *Head) clusterStacks(req *wire.ClusterStacks) (*wire.StacksAnswer, error) {
+	h.mu.Lock()
+	cl := h.names[req.Name]
+	if cl == nil {
+		defer h.mu.Unlock()
+		return nil, h.noClusterLocked(wire.ClusterRef{Name: req.Name})
+	}
+	workers := cl.workers
+	if len(req.Ranks) > 0 {
+		workers = nil
+		for _, rank := range req.Ranks {
+			if rank < 0 || rank >= len(cl.workers) {
+				defer h.mu.Unlock()
+				return nil, spec.Errorf(spec.CodeInvalid, "cluster %s has ranks 0 to %d, not %d", cl.Name, len(cl.workers)-1, rank)
+			}
+			workers = append(workers, cl.workers[rank])
+		}
+	}
+	h.mu.Unlock()
+	return &wire.StacksAnswer{Stacks: h.stacksOf(workers)}, nil
+}
