@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+import census
 import muster
 from drawing import Screen
 from muster import Cluster, ResourceManager, WorkerConfig
@@ -172,10 +173,15 @@ def main() -> None:
     train(screen, clusters)
     break_things(screen, clusters)
     screen.title("the end")
+    processes = census.below()
+    screen.say(f"  running: {census.told(processes)}")
     began = time.perf_counter()
     muster.shutdown()
+    seconds = time.perf_counter() - began
+    if left := census.still_there(processes):
+        raise SystemExit(f"still running after the end: {', '.join(left)}")
     screen.say(
-        f"  everything stopped in {time.perf_counter() - began:.2f} s; nothing is left running"
+        f"  stopped in {seconds:.2f} s, and none of these {len(processes)} processes is left"
     )
 
 
