@@ -169,11 +169,12 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	failed := cl.failed
 	cl.up = failed == nil
 	h.mu.Unlock()
-	h.tell(cl, "ready", true)
 	if failed != nil {
+		h.tell(cl, "could not start", true)
 		cancel()
 		return failed
 	}
+	h.tell(cl, "ready", true)
 	return nil
 }
 

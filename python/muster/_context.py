@@ -33,12 +33,12 @@ class Session:
 
     def __init__(
         self,
-        arguments: dict[str, Any],
+        settings: dict[str, Any],
         connection: Connection,
         head: HeadProcess | None,
         welcome: dict[str, Any],
     ) -> None:
-        self.arguments = arguments
+        self.settings = settings
         self.connection = connection
         self.head = head
         self.welcome = welcome
@@ -60,6 +60,8 @@ class Session:
         finally:
             self.connection.close(_after_shutdown)
             self._wait_for_head()
+            if self.head is not None:
+                self.head.forget()
 
     def stop_cluster(self, number: int) -> None:
         """Stop a cluster; its processes are gone and its output is written on return."""
@@ -112,7 +114,7 @@ def init(
     address: str | None = None,
     virtual: str | None = None,
     *,
-    log_to_stderr: bool = True,
+    log_to_stderr: bool | None = None,
     progress: bool | None = None,
     timeout: float = 60.0,
 ) -> None:
@@ -125,38 +127,57 @@ def init(
     already. Both default to the environment: MUSTER_VIRTUAL, MUSTER_ADDRESS.
 
     ``log_to_stderr`` has the workers' output shown here, each line with its
-    worker's name; ``progress`` has starts shown (by default where output is).
-    ``timeout`` is in seconds. A second call with the same arguments does
-    nothing, with others it is an error.
+    worker's name (the default); ``progress`` has starts shown (by default where
+    output is). ``timeout`` is in seconds. A second call that asks for nothing
+    else does nothing; one that asks for something else is an error.
     """
     _refuse_if_misplaced("muster.init()")
-    given = {"address": address, "virtual": virtual}
-    arguments = {
-        **given,
-        "log_to_stderr": bool(log_to_stderr),
-        "progress": log_to_stderr if progress is None else bool(progress),
+    given: dict[str, Any] = {
+        "address": address,
+        "virtual": virtual,
+        "log_to_stderr": log_to_stderr,
+        "progress": progress,
     }
     with _process.lock:
         if _process.worker is not None:
-            if any(value is not None for value in given.values()):
+            if address is not None or virtual is not None:
                 raise _errors.MusterError(
                     "a worker already belongs to a head; muster.init() takes no address and no "
                     "virtual there"
                 )
-            return
-        if _process.session is not None:
-            _check_same(arguments, _process.session.arguments)
-            return
-        _process.session = _open_session(arguments, timeout)
-        _install_hooks()
+        elif _process.session is not None:
+            _check_same(given, _process.session.settings)
+        else:
+            _process.session = _open_session(_settings(given), timeout)
+            _install_hooks()
 
 
-def _check_same(arguments: dict[str, Any], before: dict[str, Any]) -> None:
-    changed = [key for key, value in arguments.items() if value != before[key]]
-    if arguments["address"] is None and arguments["virtual"] is None:
-        changed = []  # a bare init() only says that there must be a head
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for, with the environment and the defaults filled in."""
+    address, virtual = given["address"] or "", given["virtual"] or ""
+    if address and virtual:
+        raise ValueError(
+            "virtual says what an embedded head pretends to have; the head at an address has "
+            "its own nodes. Give one of the two"
+        )
+    if not virtual:
+        address = address or os.environ.get("MUSTER_ADDRESS", "")
+    if not address:
+        virtual = virtual or os.environ.get("MUSTER_VIRTUAL", "")
+    logs = given["log_to_stderr"] is not False
+    progress = logs if given["progress"] is None else bool(given["progress"])
+    return {
+        "address": os.fspath(address),
+        "virtual": virtual,
+        "log_to_stderr": logs,
+        "progress": progress,
+    }
+
+
+def _check_same(given: dict[str, Any], before: dict[str, Any]) -> None:
+    changed = [key for key, value in given.items() if value not in (None, before[key])]
     if changed:
-        said = ", ".join(f"{key}={arguments[key]!r} (was {before[key]!r})" for key in changed)
+        said = ", ".join(f"{key}={given[key]!r} (was {before[key]!r})" for key in changed)
         raise _errors.MusterError(
             f"muster.init() was called before with other arguments: {said}. "
             "Call muster.shutdown() first, or call it once"
@@ -201,7 +222,7 @@ def connection(what: str = "a call of Muster") -> Connection:
     _refuse_if_misplaced(what)
     if _process.worker is not None:
         return _worker_connection(_process.worker)
-    init(os.environ.get("MUSTER_ADDRESS") or None)
+    init()
     assert _process.session is not None
     return _process.session.connection
 
@@ -216,33 +237,23 @@ def _refuse_if_misplaced(what: str) -> None:
         raise _forked()
     mainmodule = sys.modules.get("muster._runtime.mainmodule")
     if mainmodule is not None and mainmodule.importing():
-        raise _errors.MusterError(mainmodule.guard_text(what))
+        raise _errors.StartupError(mainmodule.guard_text(what))
 
 
 # --- opening -----------------------------------------------------------------
 
 
-def _open_session(arguments: dict[str, Any], timeout: float) -> Session:
-    address = arguments["address"] or os.environ.get("MUSTER_ADDRESS") or ""
-    virtual = arguments["virtual"] or os.environ.get("MUSTER_VIRTUAL") or ""
-    if arguments["address"] and arguments["virtual"]:
-        raise ValueError(
-            "virtual says what an embedded head pretends to have; the head at an address has "
-            "its own nodes. Give one of the two"
-        )
+def _open_session(settings: dict[str, Any], timeout: float) -> Session:
     announce_main()
     runtime = describe_runtime()
-    if address:
-        session = _join(arguments, address, runtime, timeout)
-    else:
-        session = _embed(arguments, str(virtual), runtime, timeout)
+    session = (_join if settings["address"] else _embed)(settings, runtime, timeout)
     try:
-        if arguments["log_to_stderr"] or arguments["progress"]:
+        if settings["log_to_stderr"] or settings["progress"]:
             session.events = Events(
                 session.welcome["address"],
                 session.welcome["token"],
-                logs=arguments["log_to_stderr"],
-                progress=arguments["progress"],
+                logs=settings["log_to_stderr"],
+                progress=settings["progress"],
             )
     except BaseException:
         session.end()
@@ -250,13 +261,13 @@ def _open_session(arguments: dict[str, Any], timeout: float) -> Session:
     return session
 
 
-def _embed(
-    arguments: dict[str, Any], virtual: str, runtime: dict[str, Any], timeout: float
-) -> Session:
+def _embed(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> Session:
     head, sock = HeadProcess.start(find_binary())
     connection = Connection(sock, how_ended=head.how_ended)
     try:
-        welcome = connection.hello(_wire.ROLE_OWNER, "", timeout, virtual=virtual, runtime=runtime)
+        welcome = connection.hello(
+            _wire.ROLE_OWNER, "", timeout, virtual=settings["virtual"], runtime=runtime
+        )
     except BaseException as error:
         connection.close(_after_shutdown)
         text = head.how_ended() if isinstance(error, (OSError, _errors.ProtocolError)) else ""
@@ -270,12 +281,11 @@ def _embed(
         if text:
             raise _errors.HeadLostError(f"the head did not start: {error}. {text}") from None
         raise
-    return Session(arguments, connection, head, welcome)
+    return Session(settings, connection, head, welcome)
 
 
-def _join(
-    arguments: dict[str, Any], address: str, runtime: dict[str, Any], timeout: float
-) -> Session:
+def _join(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> Session:
+    address = settings["address"]
     path = os.path.join(address, "head.sock") if os.path.isdir(address) else address
     token_path = os.path.join(os.path.dirname(path), "token")
     try:
@@ -287,7 +297,7 @@ def _join(
         ) from error
     connection = dial(path, token, 0, timeout, runtime)
     welcome = {"address": path, "token": token}
-    return Session(arguments, connection, None, welcome)
+    return Session(settings, connection, None, welcome)
 
 
 def dial(
