@@ -20,7 +20,7 @@ LDFLAGS  := -s -w -X github.com/muster-rl/muster/wire.Release=$(VERSION)
 # Without cgo and without paths of this machine, so that a binary runs on any
 # Linux of its architecture and the same tree gives the same bytes.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)"
-PY_TREES := conftest.py python/muster python/tests e2e examples
+PY_TREES := conftest.py python/muster python/tests e2e examples bench
 
 .PHONY: help
 help: ## list the targets
@@ -73,8 +73,16 @@ demo: venv ## a small PPO-shaped loop over 4 x 8 virtual GPUs, drawn in the term
 	@$(PY) examples/demo/main.py
 
 .PHONY: bench
-bench: venv ## Go benchmarks of the hot paths (wire, dispatch, call)
-	go test -run '^$$' -bench . -benchmem ./...
+bench: venv ## Muster, Ray, Monarch and the floor in one run, into docs/benchmarks.* (an hour; BENCH_ARGS=--no-torch saves 5 GB)
+	@$(PY) bench/run.py --publish $(BENCH_ARGS)
+
+.PHONY: bench-quick
+bench-quick: venv ## the same in about two minutes, into build/bench: fewer rounds, no 256 workers, no torch
+	@$(PY) bench/run.py --quick $(BENCH_ARGS)
+
+.PHONY: bench-go
+bench-go: ## Go benchmarks of the hot paths, with allocations per call
+	@go test -run '^$$' -bench . -benchmem ./wire ./dispatch ./call ./head
 
 # --- checking ---------------------------------------------------------------
 

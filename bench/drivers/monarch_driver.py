@@ -7,8 +7,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
-import probe
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
+
+import probe
 
 
 class Echo(Actor):  # type: ignore[misc]
@@ -18,11 +19,11 @@ class Echo(Actor):  # type: ignore[misc]
         for module in heavy.split():
             import_module(module)
 
-    @endpoint  # type: ignore[misc]
+    @endpoint  # type: ignore[untyped-decorator]
     def echo(self, value: object) -> object:
         return value
 
-    @endpoint  # type: ignore[misc]
+    @endpoint  # type: ignore[untyped-decorator]
     def pid(self) -> int:
         return os.getpid()
 

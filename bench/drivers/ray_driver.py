@@ -8,8 +8,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-import probe
 import ray
+
+import probe
 
 
 class Echo:

@@ -1,0 +1,184 @@
+"""The results as one picture: bars on a logarithmic scale, an SVG written by hand.
+
+Pure: results in, text out. Colours come from the reader's light or dark scheme;
+bars have their value in words, so that it can be read without them.
+"""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any
+
+from measures import SYSTEMS, TITLES
+from report import figure, times
+
+WIDTH, LEFT, RIGHT = 860, 240, 130
+BAR, GAP, BETWEEN, TOP = 11, 2, 13, 62
+
+STYLE = """
+  text { font: 12px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
+  .title { font-size: 15px; font-weight: 600 } .small { font-size: 10.5px; fill: #59636e }
+  .label { text-anchor: end } .grid { stroke: #d1d9e0; stroke-width: 1 }
+  .whisker { stroke: #1f2328; stroke-width: 1; opacity: .55 } .paper { fill: #ffffff }
+  .muster { fill: #0969da } .ray { fill: #bf8700 } .monarch { fill: #8250df } .floor { fill: #8c959f }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #f0f6fc } .small { fill: #9198a1 } .grid { stroke: #3d444d } .paper { fill: #0d1117 }
+    .whisker { stroke: #f0f6fc } .muster { fill: #4493f8 } .ray { fill: #d29922 }
+    .monarch { fill: #ab7df8 } .floor { fill: #6e7681 }
+  }
+"""
+
+#: What is drawn: key, label, unit of the axis. A rate is drawn as the time that
+#: its calls take, so that one axis serves and shorter is always better.
+TIMES = [
+    ("call.p50", "one small call", 0.0),
+    ("pipelined", "1,000 calls in flight", 1000.0),
+    ("threads.16", "1,000 calls from 16 threads", 1000.0),
+    ("fan.16", "broadcast + gather, 16 workers", 0.0),
+    ("fan.64", "broadcast + gather, 64 workers", 0.0),
+    ("fan.256", "broadcast + gather, 256 workers", 0.0),
+    ("up", "the system itself up", 0.0),
+    ("start.16", "16 workers ready", 0.0),
+    ("start.64", "64 workers ready", 0.0),
+    ("heavy.start.16", "16 workers ready, with HEAVY", 0.0),
+    ("script.first", "python script.py to first result", 0.0),
+]
+MEMORY = [
+    ("memory.16.worker", "per worker, of 16", 0.0),
+    ("heavy.memory.16.worker", "per worker, of 16, with HEAVY", 0.0),
+    ("memory.16.system", "the system besides", 0.0),
+]
+
+
+def draw(results: dict[str, Any]) -> str:
+    """The whole picture."""
+    parts: list[str] = []
+    y = _panel(parts, results, "time, shorter is better", TIMES, "s", TOP)
+    y = _panel(parts, results, "memory (PSS), shorter is better", MEMORY, "B", y + 34)
+    machine = results["machine"]
+    foot = (
+        f"{results['kind']} run of {results['made'][:10]} on {machine['cores']} cores, "
+        f"{machine['memory'] / 2**30:.0f} GiB; logarithmic; medians, lines p10-p90; "
+        "x: times Muster's. docs/benchmarks.md"
+    )
+    parts.append(_text(16, y + 18, foot, "small"))
+    height = y + 32
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'width="{WIDTH}" height="{height}" role="img">',
+            f"<title>{escape(_headline(results))}</title>",
+            f"<style>{STYLE}</style>",
+            f'<rect class="paper" width="{WIDTH}" height="{height}" rx="6"/>',
+            *_legend(results),
+            *parts,
+            "</svg>\n",
+        ]
+    )
+
+
+def _headline(results: dict[str, Any]) -> str:
+    names = [TITLES[s] for s in _systems(results)]
+    return f"{', '.join(names)}, measured in one run on one machine"
+
+
+def _systems(results: dict[str, Any]) -> list[str]:
+    return [s for s in SYSTEMS if any(s in by for by in results["metrics"].values())]
+
+
+def _legend(results: dict[str, Any]) -> list[str]:
+    lines, x = [_text(16, 26, _headline(results), "title")], 16
+    for system in _systems(results):
+        name = f"{TITLES[system]} {results['versions'].get(system, '')}".strip()
+        if system == "floor":
+            name = "floor (bare sockets, same hops)"
+        lines.append(f'<rect class="{system}" x="{x}" y="38" width="11" height="11" rx="2"/>')
+        lines.append(_text(x + 16, 48, name, ""))
+        x += 34 + 7 * len(name)
+    return lines
+
+
+def _values(
+    results: dict[str, Any], wanted: list[tuple[str, str, float]]
+) -> list[tuple[str, dict[str, tuple[float, float, float]]]]:
+    """Label and, per system, low, median and high; without what nobody measured."""
+    found = []
+    for key, label, calls in wanted:
+        by_system = {}
+        for system, s in results["metrics"].get(key, {}).items():
+            low, middle, high = s["p10"], s["median"], s["p90"]
+            if middle <= 0:
+                continue
+            if calls:
+                low, middle, high = calls / high, calls / middle, calls / low
+            by_system[system] = (low, middle, high)
+        if by_system:
+            found.append((label.replace("HEAVY", results["heavy"]), by_system))
+    return found
+
+
+def _panel(
+    parts: list[str],
+    results: dict[str, Any],
+    title: str,
+    wanted: list[tuple[str, str, float]],
+    unit: str,
+    top: int,
+) -> int:
+    """One axis with its bars; returns where it ends."""
+    values = _values(results, wanted)
+    if not values:
+        return top
+    everything = [v for _, by in values for triple in by.values() for v in triple]
+    first = math.floor(math.log10(min(everything)) - 0.15)
+    last = math.ceil(math.log10(max(everything)))
+
+    def x(value: float) -> float:
+        share = (math.log10(value) - first) / (last - first)
+        return round(LEFT + max(0.0, share) * (WIDTH - LEFT - RIGHT), 1)
+
+    bars: list[str] = []
+    y = top + 30
+    for label, by_system in values:
+        order = [s for s in SYSTEMS if s in by_system]
+        tall = len(order) * (BAR + GAP)
+        bars.append(_text(LEFT - 10, y + tall // 2 + 3, label, "label"))
+        ours = by_system.get("muster", (0.0, 0.0, 0.0))[1]
+        for system in order:
+            bars += _bar(system, by_system[system], ours, unit, x, y)
+            y += BAR + GAP
+        y += BETWEEN
+    bottom = y - BETWEEN + 4
+    parts.append(_text(16, top + 14, title, "small"))
+    for power in range(first, last + 1):
+        at = x(10.0**power)
+        parts.append(f'<line class="grid" x1="{at}" y1="{top + 20}" x2="{at}" y2="{bottom}"/>')
+        name = escape(figure(10.0**power * 1.0000001, unit).replace(".0 ", " "))
+        parts.append(
+            f'<text class="small" x="{at}" y="{top + 14}" text-anchor="middle">{name}</text>'
+        )
+    parts += bars
+    return bottom
+
+
+def _bar(
+    system: str, value: tuple[float, float, float], ours: float, unit: str, x: Any, y: int
+) -> list[str]:
+    low, middle, high = value
+    said = figure(middle, unit)
+    if ours and system != "muster":
+        said += f"  {times(middle / ours)}"
+    width = round(x(middle) - LEFT, 1)
+    lines = [f'<rect class="{system}" x="{LEFT}" y="{y}" width="{width}" height="{BAR}" rx="1.5"/>']
+    if x(high) - x(low) >= 1:
+        centre = y + BAR / 2
+        lines.append(
+            f'<line class="whisker" x1="{x(low)}" y1="{centre}" x2="{x(high)}" y2="{centre}"/>'
+        )
+    lines.append(_text(max(x(high), x(middle)) + 5, y + BAR - 1.5, said, "small"))
+    return lines
+
+
+def _text(x: float, y: float, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'

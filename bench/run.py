@@ -1,0 +1,337 @@
+"""make bench: Muster, Ray, Monarch and the floor, in one run on one machine.
+
+Owns the order of things: install, wait for calm, run each case for each system
+in turn, over and over, then report. A driver that fails, hangs or cannot be
+installed costs its own figures and nothing else. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fcntl
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import installs
+import machine
+import measures
+import picture
+import report
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+OUT = BUILD / "bench"
+DOCS = ROOT / "docs"
+#: How long a driver's processes may take to be gone after it, by themselves.
+GRACE = 10.0
+#: What these set holds for this shell, not for a user's: with them, each start
+#: of Python would compile its modules anew.
+DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPATH", "MUSTER_VIRTUAL")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Harness:
+    """What every run of a driver needs."""
+
+    pythons: dict[str, installs.Installed]
+    floor: Path
+    heavy_folder: Path | None
+    scratch: Path
+
+    def environment(self, case: measures.Case) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if k not in DROPPED}
+        env |= {
+            "TMPDIR": str(self.scratch),
+            "BENCH_TMP": str(self.scratch / "ray"),
+            "BENCH_FLOOR": str(self.floor),
+            "MUSTER_DIR": str(self.scratch),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        if case.heavy and self.heavy_folder is not None:
+            env["PYTHONPATH"] = str(self.heavy_folder)
+        return env
+
+    def run(self, system: str, case: measures.Case, log: Path) -> dict[str, Any]:
+        """One driver, from its start to the last of its processes."""
+        command = [
+            str(self.pythons[system].python),
+            str(ROOT / "bench" / "drivers" / f"{system}_driver.py"),
+            case.driver,
+            json.dumps(case.parameters),
+        ]
+        with log.open("wb") as errors:
+            began = time.monotonic()
+            process = subprocess.Popen(
+                command,
+                cwd=self.scratch,
+                env=self.environment(case),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+            lines, in_time = _lines(process, began + case.limit)
+            took = time.monotonic() - began
+        if not in_time:
+            _end_group(process)
+        left = machine.clear(GRACE if in_time else 0.0)
+        code = process.wait()
+        record = _record(lines, began)
+        if case.driver == "first" and in_time and code == 0:
+            record["values"]["script.whole"] = took
+        problem = ""
+        if not in_time:
+            problem = f"stopped after {case.limit:g} s"
+        elif code != 0:
+            problem = f"exit code {code}: {_last_line(log)}"
+        return {**record, "seconds": round(took, 2), "left_behind": left, "problem": problem}
+
+
+def _lines(process: subprocess.Popen[bytes], deadline: float) -> tuple[list[bytes], bool]:
+    """What the driver prints until it ends; False when it had to be given up.
+
+    The pipe may stay open in what the driver left behind, so its end is told by
+    the process, not by the pipe.
+    """
+    assert process.stdout is not None
+    ended = os.pidfd_open(process.pid)
+    output = process.stdout.fileno()
+    os.set_blocking(output, False)
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        selector.register(ended, selectors.EVENT_READ)
+        over = False
+        while not over and time.monotonic() < deadline:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            over = any(key.fd == ended for key, _ in ready)
+            try:
+                while chunk := os.read(output, 65536):
+                    data += chunk
+                if output in selector.get_map():
+                    selector.unregister(output)
+            except BlockingIOError:
+                pass  # all read for now
+    os.close(ended)
+    return data.splitlines(), over
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _record(lines: list[bytes], began: float) -> dict[str, Any]:
+    """A driver's lines as values; what is no line of ours is passed over."""
+    values: dict[str, float] = {}
+    parts: dict[str, dict[str, float]] = {}
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if "metric" in found:
+            values[found["metric"]] = found["value"]
+        elif "moment" in found:
+            values[found["moment"]] = found["at"] - began
+        elif "parts" in found:
+            parts[found["parts"]] = found["values"]
+    return {"values": values, "parts": parts}
+
+
+def _last_line(log: Path) -> str:
+    lines = [x for x in log.read_text(errors="replace").splitlines() if x.strip()]
+    return lines[-1].strip()[:300] if lines else "it said nothing"
+
+
+def measure(
+    harness: Harness, cases: list[measures.Case], systems: list[str], calm_limit: float
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, str]]]:
+    """All rounds; returns the runs, and per system what is missing of which case and why."""
+    runs: list[dict[str, Any]] = []
+    missing: dict[str, dict[str, str]] = {s: {} for s in systems}
+    logs = OUT / "logs"
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    rounds = max(case.rounds for case in cases)
+    for number in range(rounds):
+        calm = machine.wait_calm(calm_limit)
+        state = "calm" if calm["calm"] else f"NOT CALM, {calm['busy']:.0%} busy"
+        load = calm["loadavg"][0]
+        say(f"round {number + 1} of {rounds}: {state}, load {load:.2f}, waited {calm['waited']} s")
+        for case in [c for c in cases if number < c.rounds]:
+            # Whoever comes first meets a cooler machine: take turns at that too.
+            turn = number % len(systems)
+            for system in systems[turn:] + systems[:turn]:
+                if case.name in missing[system]:
+                    continue
+                why = measures.too_large(
+                    case, system, measures.summaries(runs), machine.available_memory()
+                )
+                if why:
+                    missing[system][case.name] = why
+                    say(f"  {case.name:<9} {measures.TITLES[system]:<8} {why}")
+                    continue
+                before = machine.busy(0.3)
+                log = logs / f"{number + 1}-{case.name.replace(' ', '-')}-{system}.log"
+                run = harness.run(system, case, log)
+                runs.append(
+                    {
+                        "round": number + 1,
+                        "case": case.name,
+                        "system": system,
+                        "busy_before": round(before, 3),
+                        "round_load": calm,
+                        **run,
+                    }
+                )
+                remark = run["problem"] or "ok"
+                if run["left_behind"]:
+                    remark += f"; left behind and killed: {', '.join(run['left_behind'])}"
+                say(
+                    f"  {case.name:<9} {measures.TITLES[system]:<8} {run['seconds']:6.1f} s  {remark}"
+                )
+                if run["problem"]:
+                    # It would most likely fail or hang again, and cost its limit each time.
+                    missing[system][case.name] = run["problem"]
+    return runs, missing
+
+
+def install(systems: list[str]) -> tuple[dict[str, installs.Installed], dict[str, str]]:
+    """A Python for each system; those without one, with the reason."""
+    found: dict[str, installs.Installed] = {}
+    for system in systems:
+        if system in installs.REQUIREMENTS:
+            found[system] = installs.venv(BUILD, system, say)
+        elif system == "muster":
+            found[system] = installs.muster(BUILD)
+        else:
+            found[system] = installs.Installed(Path(sys.executable))
+    problems = {s: f"not installed: {i.problem}" for s, i in found.items() if i.problem}
+    for system, problem in problems.items():
+        say(f"{measures.TITLES[system]}: {problem}")
+    return found, problems
+
+
+def build_floor() -> Path:
+    """The relay, built anew: it takes a moment and is then surely this tree's."""
+    binary = OUT / "floor"
+    subprocess.run(["go", "build", "-o", str(binary), "./bench/floor"], cwd=ROOT, check=True)
+    return binary
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="two minutes: few rounds, no 256")
+    parser.add_argument("--publish", action="store_true", help="also write docs/benchmarks.*")
+    parser.add_argument("--no-torch", action="store_true", help="a smaller heavy import, not torch")
+    parser.add_argument("--systems", default=",".join(measures.SYSTEMS), help="by commas")
+    parser.add_argument("--cases", default="", help="only these, by commas: calls,fan,first,…")
+    parser.add_argument("--rounds", type=int, default=0, help="at most that many of each case")
+    parser.add_argument("--calm", type=float, default=60.0, help="longest wait for calm, seconds")
+    parser.add_argument("--redraw", action="store_true", help="only draw the last results again")
+    options = parser.parse_args()
+    unknown = set(options.systems.split(",")) - set(measures.SYSTEMS)
+    if unknown:
+        parser.error(
+            f"no such system: {', '.join(unknown)}; there are {', '.join(measures.SYSTEMS)}"
+        )
+    return options
+
+
+def write(results: dict[str, Any], publish: bool) -> None:
+    """The table on standard output, everything in build/bench, and in docs if asked."""
+    text = json.dumps(results, indent=1) + "\n"
+    drawing = picture.draw(results)
+    print(report.table(results))
+    folders = {OUT / "results.json": text, OUT / "benchmarks.svg": drawing}
+    if publish:
+        folders |= {DOCS / "benchmarks.json": text, DOCS / "benchmarks.svg": drawing}
+        page = DOCS / "benchmarks.md"
+        folders[page] = report.into_page(page.read_text(), results)
+    for path, content in folders.items():
+        path.write_text(content)
+        say(f"wrote {path.relative_to(ROOT)}")
+
+
+def bench(options: argparse.Namespace) -> dict[str, Any]:
+    systems = [s for s in measures.SYSTEMS if s in options.systems.split(",")]
+    began = time.monotonic()
+    pythons, problems = install(systems)
+    folder: Path | None = None
+    modules: list[str] = []
+    remark = ""
+    if not options.quick:
+        folder, modules, remark = installs.heavy(BUILD, not options.no_torch, say)
+    cases = measures.cases(options.quick, modules)
+    if options.cases:
+        cases = [c for c in cases if c.name in options.cases.split(",")]
+    if options.rounds:
+        cases = [
+            measures.Case(c.name, c.driver, min(c.rounds, options.rounds), c.limit, c.parameters)
+            for c in cases
+        ]
+    # Sockets need a short path, which build/ may not have.
+    scratch = Path(tempfile.mkdtemp(prefix="mb-"))
+    machine.adopt_orphans()
+    try:
+        harness = Harness(pythons, build_floor(), folder, scratch)
+        there = [s for s in systems if s not in problems]
+        runs, missing = measure(harness, cases, there, options.calm)
+    finally:
+        machine.clear(0.0)
+        shutil.rmtree(scratch, ignore_errors=True)
+    heavy = "+".join(modules)
+    found = measures.summaries(runs)
+    return {
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "kind": "quick" if options.quick else "full",
+        "seconds": round(time.monotonic() - began),
+        "machine": machine.describe(),
+        "versions": {s: i.version for s, i in pythons.items() if i.version},
+        "heavy": heavy,
+        "remark": remark,
+        "not_calm": sorted({r["round"] for r in runs if not r["round_load"]["calm"]}),
+        "problems": problems,
+        "missing": {s: m for s, m in missing.items() if m},
+        "metrics": found,
+        "ratios": measures.ratios(measures.metrics(heavy), found),
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    options = arguments()
+    OUT.mkdir(parents=True, exist_ok=True)
+    if options.redraw:
+        write(json.loads((OUT / "results.json").read_text()), options.publish)
+        return
+    with (OUT / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("another benchmark runs in this tree: two at once would measure each other")
+        write(bench(options), options.publish)
+
+
+if __name__ == "__main__":
+    # SIGTERM ends it the way Ctrl-C does: through the finally that clears up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
+    main()
