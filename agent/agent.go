@@ -107,7 +107,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	}
 	a.endAll(why)
 	listener.Close()
-	a.head.Close()
+	_ = a.head.Close()
 	// Without a head nobody else removes the folder; with one, it is still its.
 	if err := <-headGone; !errors.Is(err, net.ErrClosed) {
 		removeDir(join)
@@ -147,7 +147,7 @@ func (a *agent) dial(devices []spec.Device) error {
 	}
 	hello := wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: report(a.join, devices, a.files)}
 	if _, err := wire.Join(conn, hello); err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
 	}
 	a.head = conn

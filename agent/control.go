@@ -35,14 +35,14 @@ func (a *agent) serveControl(conn *wire.Conn, hello wire.Hello) {
 	w.control = c
 	w.mu.Unlock()
 	if before != nil {
-		before.conn.Close()
+		_ = before.conn.Close()
 	}
 	wire.Accept(conn, wire.Welcome{Address: a.socket, LogDir: a.join.LogDir})
 	for {
 		f, err := conn.Read()
 		if err != nil {
 			c.asker.Fail(err)
-			conn.Close()
+			_ = conn.Close()
 			return
 		}
 		c.asker.Deliver(f)

@@ -45,8 +45,10 @@ func TestOOMLedger(t *testing.T) {
 		t.Error("a kill from before was claimed")
 	}
 	root["proc/vmstat"].Data = []byte("oom_kill 6\n")
-	if !l.take() || !l.take() || l.take() {
-		t.Error("two kills are two deaths")
+	for i, want := range []bool{true, true, false} {
+		if l.take() != want {
+			t.Errorf("death %d: two kills are two deaths", i)
+		}
 	}
 	root["proc/vmstat"].Data = []byte("oom_kill 7\n")
 	l.settle()

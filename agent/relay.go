@@ -55,7 +55,7 @@ func (r *relay) serve(conn *wire.Conn, hello wire.Hello) {
 	r.mu.Lock()
 	if r.shut {
 		r.mu.Unlock()
-		conn.Close()
+		_ = conn.Close()
 		return
 	}
 	r.next++
@@ -67,7 +67,7 @@ func (r *relay) serve(conn *wire.Conn, hello wire.Hello) {
 	<-l.welcomed // until then the other end has nothing to say
 	conn.SetLimit(wire.MaxFrame)
 	err = r.forward(l)
-	conn.Close()
+	_ = conn.Close()
 	if r.drop(l.number) != nil { // the head does not know yet
 		body := msgp.AppendNil(nil)
 		var told *spec.Error
@@ -191,7 +191,7 @@ func (r *relay) close() {
 	r.mu.Unlock()
 	for _, l := range links {
 		l.welcome()
-		l.conn.Close()
+		_ = l.conn.Close()
 	}
 }
 

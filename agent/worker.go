@@ -157,7 +157,7 @@ func (a *agent) spawn(w *worker, req *wire.Start, message fork, output *os.File)
 	giveUp := func() {
 		child.Signal(syscall.SIGKILL)
 		<-child.Done()
-		a.clear()
+		_ = a.clear() // what is left shows at the next look
 	}
 	bound := time.NewTimer(becomeBound)
 	defer bound.Stop()
@@ -199,7 +199,7 @@ func (a *agent) watch(w *worker, child *process.Child) {
 	asked, why, control, output := w.asked, w.why, w.control, w.output
 	w.mu.Unlock()
 	if control != nil {
-		control.conn.Close()
+		_ = control.conn.Close()
 	}
 	oom := exit.Signal == "SIGKILL" && !asked && a.oom.take()
 	left := a.clear()

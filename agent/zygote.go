@@ -139,7 +139,7 @@ func (l *line) fail(cause error) {
 	}
 }
 
-func (l *line) close() { l.conn.Close() }
+func (l *line) close() { _ = l.conn.Close() }
 
 // zygote is a warm interpreter that workers are forked from.
 type zygote struct {

@@ -260,8 +260,7 @@ func TestAdoptAfterTheEnd(t *testing.T) {
 			break
 		}
 	}
-	f.mu.Lock() // the reaping in progress, if any
-	f.mu.Unlock()
+	f.reap() // waits for a reaping in progress
 	adopted := f.Adopt(pids[1])
 	f.wait(adopted.Done())
 	if got := adopted.Exit().Signal; got != "SIGKILL" {

@@ -129,7 +129,7 @@ func (s *stage) accept() (*wire.Conn, wire.Hello) {
 	}
 	_ = nc.SetDeadline(time.Now().Add(patience))
 	conn := wire.NewConn(nc)
-	s.Cleanup(func() { conn.Close() })
+	s.Cleanup(func() { _ = conn.Close() })
 	hello, err := wire.ReadHello(conn)
 	if err != nil {
 		s.Fatalf("no hello: %v", err)
@@ -221,8 +221,8 @@ func agentsLeave(t *testing.T, kit Kit) {
 	agent := s.launch(s.join(0))
 	other := s.launch(s.join(1))
 	first, second := s.welcome(), s.welcome()
-	first.Close()
-	second.Close()
+	_ = first.Close()
+	_ = second.Close()
 	for _, a := range []backend.Agent{agent, other} {
 		s.ends(a)
 		if err := a.Err(); err != nil {
