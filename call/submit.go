@@ -68,13 +68,13 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 	case dep == nil, dep.State == Answered && dep.Value == nil:
 		return spec.Errorf(spec.CodeNotFound,
 			"%s: an argument is the future of a call that the head does not know (any more): get its value and pass that", c.Title())
+	case f.Rank >= 0 && dep.LegOfRank(f.Rank) < 0:
+		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of rank %d of %s, which that call is not made on", c.Title(), f.Rank, dep.Title())
 	case dep.State == Answered:
 		if dep.Value.Err != nil {
 			return dep.Value.Err
 		}
 		return nil
-	case f.Rank >= 0 && (f.Rank >= len(dep.Legs)):
-		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of leg %d of a call with %d", c.Title(), f.Rank, len(dep.Legs))
 	}
 	if !dep.Keep { // its result must outlive its answer until this call is sent
 		dep.Keep = true

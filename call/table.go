@@ -204,10 +204,13 @@ func (c *Call) LegOf(w *Worker) int {
 	return -1
 }
 
-// LegOfRank finds the leg of a rank that takes part.
+// LegOfRank finds the leg of a rank, or -1.
 func (c *Call) LegOfRank(rank int) int {
 	if c.Ranks == nil {
-		return rank
+		if rank < len(c.Legs) {
+			return rank
+		}
+		return -1
 	}
 	return slices.Index(c.Ranks, rank)
 }
@@ -215,7 +218,7 @@ func (c *Call) LegOfRank(rank int) int {
 // forget drops an answered call when nothing of it is left: no leg out, no
 // result kept.
 func (t *Table) forget(c *Call) {
-	if c.State != Answered || c.left > 0 || (c.Keep && c.Value != nil) {
+	if c.State != Answered || c.left > 0 || c.Keep {
 		return
 	}
 	delete(t.calls, c.ID)

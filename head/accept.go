@@ -94,6 +94,7 @@ func (h *Head) read(c *wire.Conn, p peer) error {
 	for {
 		f, err := c.Read()
 		if err == nil {
+			settle(&f)
 			err = p.handle(&f, &b)
 		}
 		b.frames++

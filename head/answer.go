@@ -35,9 +35,6 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		}
 	}
 	h.ordersLocked(ops, b)
-	if h.throttled > 0 {
-		h.free.Broadcast()
-	}
 	if c != nil && r.Err == nil && (c.State == call.Running || c.Keep) {
 		keepLeg(c, w, f) // the next frame overwrites the buffer it lies in
 	}
@@ -84,10 +81,10 @@ func (h *Head) reportedLocked(w *worker, id call.ID, body []byte) ([]byte, error
 // answerLocked gives a caller what it waits for.
 func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 	c := op.Call
-	if p.timer != nil {
-		p.timer.Stop()
-	}
-	if c.State == call.Answered {
+	if c.State == call.Answered { // of a Split call: with its last leg
+		if p.timer != nil {
+			p.timer.Stop()
+		}
 		p.caller.bytes -= p.size
 		p.size = 0
 	}

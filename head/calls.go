@@ -117,6 +117,9 @@ func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 			return nil, spec.Errorf(spec.CodeInvalid, "%s.%s: there is no rank %d, the cluster has ranks 0 to %d", cl.Name, m.Name, rank, len(cl.workers)-1)
 		}
 	}
+	if r.how > howOne {
+		return nil, spec.Errorf(spec.CodeProtocol, "%s.%s: there is no way %d to pick ranks", cl.Name, m.Name, r.how)
+	}
 	if r.how == howOne && len(r.ranks) != 1 {
 		return nil, spec.Errorf(spec.CodeProtocol, "%s.%s: a call of one rank that names %d", cl.Name, m.Name, len(r.ranks))
 	}
@@ -124,8 +127,11 @@ func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 		caller: c, cluster: cl, method: m, how: r.how, marked: r.flags&routeMarked != 0,
 		parent: r.parent, begun: time.Now(), timeout: time.Duration(r.timeout) * time.Millisecond, //nolint:gosec // a timeout of 292 years is for ever
 	}
-	if r.how == howMode && m.Execute == dispatch.ExecuteRankZero {
-		r.ranks = rankZero
+	if r.how == howMode { // the mode picks the ranks
+		r.ranks = nil
+		if m.Execute == dispatch.ExecuteRankZero {
+			r.ranks = rankZero
+		}
 	}
 	return p, nil
 }
@@ -222,5 +228,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 		case call.Stacks:
 			go h.expired(op.Call)
 		}
+	}
+	if h.throttled > 0 {
+		h.free.Broadcast()
 	}
 }

@@ -81,8 +81,8 @@ func TestStartFailures(t *testing.T) {
 				spec.CodeWorkerDied, []string{"a-1", "node-0", "ended before it was ready", "exit code 17", "its last words"},
 			},
 			"it is killed": {
-				func(w *fake.Worker) { w.Die(wire.Exited{Signal: "SIGKILL", OOM: true}) },
-				spec.CodeWorkerDied, []string{"for lack of memory", "SIGKILL", "it had printed nothing"},
+				func(w *fake.Worker) { w.Die(wire.Exited{Signal: "SIGKILL"}) },
+				spec.CodeWorkerDied, []string{"killed by SIGKILL", "it had printed nothing"},
 			},
 			"its exit comes first": {
 				func(w *fake.Worker) {

@@ -119,7 +119,7 @@ func (p *pending) splice(t *call.Table, c *call.Call) *spec.Error {
 		}
 		from := dep.Value
 		if rank >= 0 {
-			from = &dep.Legs[rank].Result
+			from = &dep.Legs[dep.LegOfRank(rank)].Result
 		}
 		if from.Err != nil {
 			return from.Err

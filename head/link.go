@@ -35,6 +35,17 @@ func (l *link) Close() error {
 	return nil
 }
 
+// sharedFrom is the size from which a connection refers to what is queued.
+const sharedFrom = 16 << 10
+
+// settle makes a frame its own where parts of it may be passed on by reference,
+// or kept: what it borrowed is overwritten by the next frame.
+func settle(f *wire.Frame) {
+	if len(f.Body) >= sharedFrom || len(f.Bufs) > 0 {
+		f.Keep()
+	}
+}
+
 // batch collects the ports that frames were queued on, to flush each once.
 type batch struct {
 	ports  []port

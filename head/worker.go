@@ -1,6 +1,7 @@
 package head
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -97,6 +98,15 @@ func (w *worker) gone(err error) {
 		return
 	}
 	h.table.WorkerDying(&w.Worker)
+	var broken *spec.Error
+	if errors.As(err, &broken) && w.failed == nil {
+		// We hung up because of what it sent: that is the cause, not its exit.
+		about := *broken
+		about.Message = fmt.Sprintf("%s on %s was hung up on for what it sent: %s", w.Name, w.Node, broken.Message)
+		about.Cluster, about.Rank, about.Worker, about.Node = w.cluster.Name, w.Rank, w.Name, w.Node
+		w.failed = &about
+		w.cluster.failLocked(&about)
+	}
 	if w.exit != nil {
 		go h.exited(w.node, *w.exit)
 		return
@@ -121,9 +131,17 @@ func (h *Head) exited(n *node, e wire.Exited) {
 	}
 	w.exit = &e
 	// What it said last (a failure, a result) may still be on its way to us:
-	// its connection's end is the end of that.
+	// its connection's end is the end of that, unless a copy of its socket lives on.
 	if w.port == nil || w.closed {
 		h.lostLocked(w, w.endError(&e), &b)
+	} else {
+		time.AfterFunc(h.opts.ExitWait, func() {
+			var b batch
+			h.mu.Lock()
+			h.lostLocked(w, w.endError(&e), &b)
+			h.mu.Unlock()
+			b.flush()
+		})
 	}
 	h.mu.Unlock()
 	b.flush()

@@ -206,6 +206,9 @@ func (w *Worker) Exit(e wire.Exited) {
 	if e.Logs == nil {
 		e.Logs = []string{}
 	}
+	if e.Why == "" && e.Signal != "" { // as an agent words it
+		e.Why = "killed by " + e.Signal
+	}
 	w.agent.mu.Lock()
 	killed := w.agent.killed
 	w.agent.mu.Unlock()
