@@ -3,49 +3,102 @@ package device
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
 	"os/exec"
 	"reflect"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/muster-rl/muster/spec"
 )
 
-// What an H200 machine says.
-const (
-	smiLine     = "0, GPU-16f757ee-3b07-1a1e-10e5-ee5dddfe9616, NVIDIA H200, 143771\n"
-	information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t GPU-16f757ee-3b07-1a1e-10e5-ee5dddfe9616\n" +
-		"Video BIOS: \t 96.00.a5.00.1a\nBus Type: \t PCIe\nBus Location: \t 0000:00:06.0\nDevice Minor: \t 0\nGPU Excluded:\t No\n"
-)
+// says is what programs print, by their name and arguments (for Python without
+// the script); a program that is not in it is not there.
+type says map[string]string
 
-const fourGPUs = `2, GPU-cc000000-0000-0000-0000-000000000000, NVIDIA H100, 81559
-0, GPU-aa000000-0000-0000-0000-000000000000, NVIDIA H100, 81559
-1, GPU-ab000000-0000-0000-0000-000000000000, NVIDIA H100, 81559
-3, GPU-dd000000-0000-0000-0000-000000000000, NVIDIA GB10, [N/A]
-`
+// fails is the beginning of what a program prints that fails.
+const fails = "fails: "
 
-// machine makes one up: smi is what nvidia-smi prints, "" that there is none.
-func machine(smi string, files fstest.MapFS, env map[string]string) Machine {
+// machine makes one up from files, "" for those without content, the
+// environment and the programs it has.
+func machine(files map[string]string, env map[string]string, programs says) Machine {
+	root := fstest.MapFS{}
+	for name, content := range files {
+		root[name] = &fstest.MapFile{Data: []byte(content)}
+		if strings.HasSuffix(name, "/") {
+			delete(root, name)
+			root[strings.TrimSuffix(name, "/")] = &fstest.MapFile{Mode: fs.ModeDir}
+		}
+	}
 	return Machine{
-		Files: files,
-		Run: func(_ context.Context, name string, _ ...string) ([]byte, error) {
-			if smi == "" || name != "nvidia-smi" {
+		Files: root,
+		Run: func(ctx context.Context, name string, args ...string) ([]byte, error) {
+			if len(args) > 0 && args[len(args)-1] == nvmlScript {
+				args = nil
+			}
+			text, ok := programs[strings.Join(append([]string{name}, args...), " ")]
+			if !ok {
 				return nil, &exec.Error{Name: name, Err: exec.ErrNotFound}
 			}
-			return []byte(smi), nil
+			if why, ok := strings.CutPrefix(text, fails); ok {
+				return nil, errors.New(why)
+			}
+			return []byte(text), ctx.Err()
 		},
 		Env: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
 	}
 }
 
-func TestNoGPUIsNoError(t *testing.T) {
+func indexes(devices []spec.Device) []int {
+	var list []int
+	for _, d := range devices {
+		list = append(list, d.Index)
+	}
+	return list
+}
+
+func visible(devices []spec.Device) string {
+	var list []string
+	for _, d := range devices {
+		list = append(list, d.Visible)
+	}
+	return strings.Join(list, ",")
+}
+
+func wantDevices(t *testing.T, m Machine, want []spec.Device) {
+	t.Helper()
+	devices, err := Find(t.Context(), m)
+	if err != nil || !reflect.DeepEqual(devices, want) {
+		t.Errorf("got  %+v, %v\nwant %+v", devices, err, want)
+	}
+}
+
+// wantTrouble wants an error that has all these words.
+func wantTrouble(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if !errors.Is(err, &spec.Error{Code: spec.CodeResources}) {
+		t.Fatalf("got error %v", err)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("%q is not in the error: %v", word, err)
+		}
+	}
+}
+
+func TestNoDeviceIsNoError(t *testing.T) {
+	asked := says{"python3": fails + "asked in vain", "nvidia-smi": fails + "asked in vain"}
 	for name, m := range map[string]Machine{
-		"nothing at all":   machine("", fstest.MapFS{}, nil),
-		"a tool, no GPU":   machine("No devices were found\n", fstest.MapFS{}, nil),
-		"an empty list":    machine("\n", fstest.MapFS{}, nil),
-		"a driver, no GPU": machine("", fstest.MapFS{"proc/driver/nvidia/gpus": {Mode: fs.ModeDir}}, nil),
+		"nothing at all":            machine(nil, nil, asked),
+		"WSL without a GPU":         machine(map[string]string{"dev/dxg": ""}, nil, nil),
+		"a driver seen from inside": machine(map[string]string{"proc/driver/nvidia/version": "580", "proc/driver/nvidia/gpus/": ""}, nil, nil),
+		"a library and no GPU":      machine(driver, nil, says{"python3": `{"gpus": []}`}),
+		"a compute driver, no GPU":  machine(map[string]string{"dev/kfd": "", kfdNodes + "/0/properties": "cpu_cores_count 8\nsimd_count 0\n"}, nil, nil),
+		"a manager, no NPU":         machine(map[string]string{"dev/davinci_manager": ""}, nil, nil),
 	} {
 		if devices, err := Find(t.Context(), m); err != nil || devices == nil || len(devices) != 0 {
 			t.Errorf("%s: %v, %v", name, devices, err)
@@ -53,89 +106,70 @@ func TestNoGPUIsNoError(t *testing.T) {
 	}
 }
 
-func TestNVIDIABySMI(t *testing.T) {
-	devices, err := Find(t.Context(), machine(smiLine, nil, nil))
-	want := []spec.Device{{Index: 0, ID: "GPU-16f757ee-3b07-1a1e-10e5-ee5dddfe9616", Kind: "nvidia", Name: "NVIDIA H200", Memory: 143771 << 20}}
-	if err != nil || !reflect.DeepEqual(devices, want) {
-		t.Errorf("%+v, %v", devices, err)
-	}
-}
-
-func TestNVIDIAByProc(t *testing.T) {
-	files := fstest.MapFS{
-		"proc/driver/nvidia/gpus/0000:00:06.0/information": {Data: []byte(information)},
-		"proc/driver/nvidia/gpus/0000:00:07.0/information": {Data: []byte(strings.NewReplacer("Minor: \t 0", "Minor: \t 1", "GPU-16", "GPU-99").Replace(information))},
-		"proc/driver/nvidia/gpus/0000:00:08.0/information": {Data: []byte(strings.NewReplacer("Minor: \t 0", "Minor: \t 2", "GPU-16", "GPU-77").Replace(information))},
-		"dev/nvidia0": {}, "dev/nvidia2": {}, // the second was not given to this container
-	}
-	want := []spec.Device{
-		{Index: 0, ID: "GPU-16f757ee-3b07-1a1e-10e5-ee5dddfe9616", Kind: "nvidia", Name: "NVIDIA H200"},
-		{Index: 1, ID: "GPU-77f757ee-3b07-1a1e-10e5-ee5dddfe9616", Kind: "nvidia", Name: "NVIDIA H200"},
-	}
-	for name, smi := range map[string]string{"no tool": "", "a tool that fails": "Failed to initialize NVML\n"} {
-		devices, err := Find(t.Context(), machine(smi, files, nil))
-		if err != nil || !reflect.DeepEqual(devices, want) {
-			t.Errorf("%s: %+v, %v", name, devices, err)
-		}
-	}
-}
-
-func TestRestricted(t *testing.T) {
-	for allowed, want := range map[string][]int{
-		"2,3":    {2, 3},
-		"3, 1":   {1, 3},
-		"":       nil,
-		"-1":     nil,
-		"NoDev":  nil,
-		"1,9,2":  {1},
-		"1,1":    {1},
-		"GPU-cc": {2},
-		"GPU-a":  nil, // two begin so
-		"GPU-ab,GPU-dd000000-0000-0000-0000-000000000000": {1, 3},
-		"MIG-cc": nil,
-	} {
-		devices, err := Find(t.Context(), machine(fourGPUs, nil, map[string]string{"CUDA_VISIBLE_DEVICES": allowed}))
-		var got []int
-		for _, d := range devices {
-			got = append(got, d.Index)
-		}
-		if err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("CUDA_VISIBLE_DEVICES=%q: %v, %v; want %v", allowed, got, err, want)
-		}
-	}
-}
-
-func TestUnrestrictedIsSortedAndMemoryMayBeUnknown(t *testing.T) {
-	devices, err := Find(t.Context(), machine(fourGPUs, nil, nil))
-	if err != nil || len(devices) != 4 {
-		t.Fatal(devices, err)
-	}
-	for i, d := range devices {
-		if d.Index != i {
-			t.Errorf("device %d has number %d", i, d.Index)
-		}
-	}
-	if devices[3].Memory != 0 || devices[0].Memory != 81559<<20 {
-		t.Errorf("memory %d, %d", devices[3].Memory, devices[0].Memory)
-	}
-}
-
-func TestAToolThatHangsIsNotNoGPU(t *testing.T) {
+// A hanging driver holds the reader of its files for good; whoever waits for
+// devices goes on.
+func TestADriverThatHangsHoldsNobody(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	m := machine("", fstest.MapFS{}, nil)
-	m.Run = func(ctx context.Context, _ string, _ ...string) ([]byte, error) { return nil, ctx.Err() }
-	if devices, err := Find(ctx, m); !errors.Is(err, &spec.Error{Code: spec.CodeResources}) {
-		t.Errorf("%v, %v", devices, err)
+	release := make(chan struct{})
+	defer close(release)
+	m := machine(nil, nil, nil)
+	m.Files = stuck{release}
+	devices, err := Find(ctx, m)
+	wantTrouble(t, err, "hangs")
+	if devices == nil || len(devices) != 0 {
+		t.Error(devices)
 	}
 }
 
-func TestHereAnswers(t *testing.T) {
-	devices, err := Find(t.Context(), Here())
+type stuck struct{ release <-chan struct{} }
+
+func (s stuck) Open(string) (fs.File, error) {
+	<-s.release
+	return nil, fs.ErrNotExist
+}
+
+// TestToolsEndWithTheContext runs a tool that starts another, which holds its
+// output open and would never end.
+func TestToolsEndWithTheContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	reader, writer, err := os.Pipe()
 	if err != nil {
-		t.Error(err)
+		t.Fatal(err)
 	}
-	t.Logf("%+v", devices)
+	defer reader.Close()
+	done := make(chan error, 1)
+	go func() {
+		_, err := run(ctx, "sh", "-c", fmt.Sprintf("echo up > /proc/%d/fd/%d; sleep 1000 & wait", os.Getpid(), writer.Fd()))
+		done <- err
+	}()
+	if _, err := reader.Read(make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("ended by itself")
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("waited 20 s in vain")
+	}
+	writer.Close()
+}
+
+func TestAFailedToolIsQuoted(t *testing.T) {
+	for script, want := range map[string]string{
+		"echo broken >&2; exit 3":             "exit status 3: broken",
+		"echo Driver; echo mismatch; exit 18": "exit status 18: Driver mismatch",
+	} {
+		if _, err := run(t.Context(), "sh", "-c", script); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", script, err, want)
+		}
+	}
+	if _, err := run(t.Context(), "no-such-tool"); !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
 }
 
 func TestVirtual(t *testing.T) {
@@ -148,12 +182,15 @@ func TestVirtual(t *testing.T) {
 	}
 }
 
-func FuzzParseSMI(f *testing.F) {
-	f.Add(smiLine)
-	f.Add("3, GPU-1, A, B, [N/A]")
-	f.Fuzz(func(t *testing.T, line string) {
-		if d, ok := parseSMI(line); ok && d.Index < 0 {
-			t.Fatalf("%q: %+v", line, d)
-		}
-	})
+// TestHere shows what this machine has; docs/devices.md has its output on a
+// machine with a GPU.
+func TestHere(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	start := time.Now()
+	devices, err := Find(ctx, Here())
+	t.Logf("%d devices in %v, error %v", len(devices), time.Since(start).Round(time.Millisecond), err)
+	for _, d := range devices {
+		t.Logf("%d: %s %s %s, %d MiB, visible=%q", d.Index, d.Kind, d.Name, d.ID, d.Memory>>20, d.Visible)
+	}
 }

@@ -4,159 +4,182 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
-	"path"
+	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/muster-rl/muster/spec"
 )
 
-const nvidiaProc = "proc/driver/nvidia/gpus"
-
-// NVIDIA finds GPUs by nvidia-smi, or where that is missing or fails by what
-// the driver tells in /proc. Numbers are the machine's own, in the order of the
-// bus, also where CUDA_VISIBLE_DEVICES of this process allows only some.
-func NVIDIA(ctx context.Context, m Machine) ([]spec.Device, error) {
-	devices, err := nvidiaSMI(ctx, m)
-	if err != nil {
-		listed, procErr := nvidiaFromProc(m.Files)
-		if procErr != nil {
-			return nil, procErr
-		}
-		if len(listed) == 0 && ctx.Err() != nil {
-			return nil, spec.Errorf(spec.CodeResources, "nvidia-smi did not answer in time and %s lists no GPU, so it cannot be told what this machine has", "/"+nvidiaProc)
-		}
-		devices = listed
-	}
-	slices.SortFunc(devices, func(a, b spec.Device) int { return cmp.Compare(a.Index, b.Index) })
-	if allowed, ok := m.Env("CUDA_VISIBLE_DEVICES"); ok {
-		devices = restrict(devices, allowed)
-	}
-	return devices, nil
+// gpu is an NVIDIA GPU as any source tells of it.
+type gpu struct {
+	Index     int        `json:"index"` // NVML's, which goes by the bus
+	UUID      string     `json:"uuid"`
+	Name      string     `json:"name"`
+	Memory    uint64     `json:"memory"`
+	MIG       bool       `json:"mig"` // it is in MIG mode: only its instances can be used
+	Instances []instance `json:"instances"`
+	Refused   string     `json:"refused"` // why it cannot be used, all else being unknown
 }
 
-// nvidiaSMI asks the tool that comes with the driver. Its error means only that
-// another source is needed: no such tool, no GPU, or a broken driver.
-func nvidiaSMI(ctx context.Context, m Machine) ([]spec.Device, error) {
-	out, err := m.Run(ctx, "nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+// instance is a part of a GPU in MIG mode that computes as a GPU of its own.
+type instance struct {
+	UUID    string `json:"uuid"`
+	Name    string `json:"name"`
+	Memory  uint64 `json:"memory"`
+	GPU     int    `json:"gpu_instance"`
+	Compute int    `json:"compute_instance"`
+}
+
+// cudaVisible is how CUDA reads CUDA_VISIBLE_DEVICES, as its driver 580 was
+// seen to do (docs/devices.md).
+var cudaVisible = rule{
+	number:   leadingNumber,
+	fits:     func(name, entry string) bool { return isUUID(entry) && strings.HasPrefix(name, cutUUID(entry)) },
+	sort:     uuidPrefix,
+	repeated: repeatedEmpties,
+}
+
+// uuidPrefix is "GPU-" or "MIG-", "" for what is neither.
+func uuidPrefix(entry string) string {
+	for _, prefix := range []string{"GPU-", "MIG-"} {
+		if strings.HasPrefix(entry, prefix) {
+			return prefix
+		}
+	}
+	return ""
+}
+
+func isUUID(entry string) bool {
+	return uuidPrefix(entry) != "" && len(cutUUID(entry)) > len(uuidPrefix(entry))
+}
+
+// cutUUID cuts off what follows a UUID and cannot be part of it. MIG-GPU-…/1/0
+// is an older name of an instance.
+func cutUUID(entry string) string {
+	prefix := uuidPrefix(entry)
+	rest := strings.TrimPrefix(entry[len(prefix):], "GPU-")
+	end := strings.IndexFunc(rest, func(r rune) bool { return !strings.ContainsRune("0123456789abcdef-/", r) })
+	if end < 0 {
+		return entry
+	}
+	return entry[:len(entry)-len(rest)+end]
+}
+
+// driverFiles are there where an NVIDIA driver is: Linux's, WSL's, Tegra's.
+var driverFiles = []string{"proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg", "dev/nvhost-ctrl-gpu", "dev/nvgpu"}
+
+// NVIDIA finds GPUs, and the instances of those in MIG mode. Numbers are
+// NVML's, also where CUDA_VISIBLE_DEVICES of this process allows only some. A
+// device is made visible by its UUID where its number would not do: in MIG
+// mode, where the list from outside has UUIDs, where not all GPUs answer, and
+// where CUDA was told to count otherwise than by the bus.
+func NVIDIA(ctx context.Context, m Machine) ([]spec.Device, error) {
+	if !exists(m.Files, driverFiles...) {
+		return nil, nil
+	}
+	list, restricted := m.Env("CUDA_VISIBLE_DEVICES")
+	if first, _, _ := strings.Cut(list, ","); restricted && !namesSomething(first) {
+		return nil, nil // none is wanted: do not wake the driver
+	}
+	gpus, err := askNVIDIA(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	var devices []spec.Device
-	for _, line := range strings.Split(string(out), "\n") {
-		if strings.TrimSpace(line) == "" {
-			continue
-		}
-		d, ok := parseSMI(line)
-		if !ok {
-			return nil, errors.New("nvidia-smi answered: " + line) // as "No devices were found", with status 0 in some versions
-		}
-		devices = append(devices, d)
+	all, byUUID, trouble := numberNVIDIA(gpus)
+	byUUID = byUUID || countsOtherwise(m, gpus)
+	if restricted {
+		picked, named := cudaVisible.pick(all, list)
+		all, byUUID = picked, byUUID || named
 	}
-	return devices, nil
+	devices := devicesOf(all)
+	slices.SortFunc(devices, func(a, b spec.Device) int { return cmp.Compare(a.Index, b.Index) })
+	for i := range devices {
+		if byUUID {
+			devices[i].Visible = devices[i].ID
+		}
+	}
+	return devices, trouble
 }
 
-// parseSMI reads "0, GPU-16f7…, NVIDIA H200, 143771". The memory, in MiB, may
-// be "[N/A]" (it is shared with the CPU on some machines).
-func parseSMI(line string) (spec.Device, bool) {
-	fields := strings.Split(line, ",")
-	if len(fields) < 4 {
-		return spec.Device{}, false
-	}
-	for i := range fields {
-		fields[i] = strings.TrimSpace(fields[i])
-	}
-	index, err := strconv.Atoi(fields[0])
-	if err != nil || index < 0 {
-		return spec.Device{}, false
-	}
-	last := len(fields) - 1
-	mebibytes, err := strconv.ParseUint(fields[last], 10, 40)
-	if err != nil {
-		mebibytes = 0
-	}
-	return spec.Device{
-		Index: index, ID: fields[1], Kind: "nvidia",
-		Name: strings.Join(fields[2:last], ", "), Memory: mebibytes << 20,
-	}, true
+func namesSomething(entry string) bool {
+	_, isNumber := leadingNumber(entry)
+	return isNumber || isUUID(entry)
 }
 
-// nvidiaFromProc reads the driver's own list. A container may be shown GPUs
-// that it was not given: those have no device file.
-func nvidiaFromProc(files fs.FS) ([]spec.Device, error) {
-	entries, err := fs.ReadDir(files, nvidiaProc)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, spec.Errorf(spec.CodeResources, "cannot list GPUs in /%s: %v", nvidiaProc, err)
-	}
-	var devices []spec.Device
-	for _, entry := range entries { // sorted by name, which is the place on the bus
-		info, err := fs.ReadFile(files, path.Join(nvidiaProc, entry.Name(), "information"))
-		if err != nil {
-			continue // unplugged meanwhile
+// numberNVIDIA makes devices of GPUs. With instances among them the devices are
+// counted anew, so byUUID tells that their numbers are not CUDA's; nor are they
+// where CUDA skips a GPU that NVML counts.
+func numberNVIDIA(gpus []gpu) (all []candidate, byUUID bool, trouble error) {
+	var wrong []string
+	cut, number := false, -1
+	for _, g := range gpus {
+		if g.Refused == "" {
+			number++ // CUDA counts what answers
 		}
-		fields := parseInformation(string(info))
-		if minor := fields["Device Minor"]; minor != "" {
-			if _, err := fs.Stat(files, "dev/nvidia"+minor); err != nil {
-				continue
+		switch {
+		case g.Refused != "":
+			wrong = append(wrong, fmt.Sprintf("GPU %d cannot be used: %s", g.Index, g.Refused))
+		case g.MIG && len(g.Instances) == 0:
+			cut = true
+			wrong = append(wrong, fmt.Sprintf("GPU %d is in MIG mode and has no instances: make some (nvidia-smi mig -cgi …), or turn the mode off (nvidia-smi -i %d -mig 0)", g.Index, g.Index))
+		case g.MIG:
+			cut = true
+			for _, part := range g.Instances {
+				all = append(all, candidate{
+					Device: spec.Device{ID: part.UUID, Kind: "nvidia", Name: part.Name, Memory: part.Memory},
+					number: number, whole: g.UUID,
+					names: []string{part.UUID, fmt.Sprintf("MIG-%s/%d/%d", g.UUID, part.GPU, part.Compute)},
+				})
 			}
+		default:
+			all = append(all, candidate{
+				Device: spec.Device{Index: g.Index, ID: g.UUID, Kind: "nvidia", Name: g.Name, Memory: g.Memory},
+				number: number, names: []string{g.UUID},
+			})
 		}
-		devices = append(devices, spec.Device{Index: len(devices), ID: fields["GPU UUID"], Kind: "nvidia", Name: fields["Model"]})
 	}
-	return devices, nil
+	if cut {
+		for i := range all {
+			all[i].Index = i
+		}
+	}
+	if len(wrong) > 0 {
+		trouble = spec.Errorf(spec.CodeResources, "%s", strings.Join(wrong, "; "))
+	}
+	return all, cut || len(wrong) > 0, trouble
 }
 
-// parseInformation reads lines of "Name: value".
-func parseInformation(text string) map[string]string {
-	fields := map[string]string{}
-	for _, line := range strings.Split(text, "\n") {
-		if name, value, ok := strings.Cut(line, ":"); ok {
-			fields[strings.TrimSpace(name)] = strings.TrimSpace(value)
-		}
-	}
-	return fields
+// countsOtherwise tells whether CUDA was told to count the fastest GPU first
+// and there are different ones. Without being told it would too, but workers
+// get CUDA_DEVICE_ORDER=PCI_BUS_ID unless the environment says something.
+func countsOtherwise(m Machine, gpus []gpu) bool {
+	order, set := m.Env("CUDA_DEVICE_ORDER")
+	return set && order != "PCI_BUS_ID" &&
+		slices.ContainsFunc(gpus, func(g gpu) bool { return g.Name != gpus[0].Name })
 }
 
-// restrict keeps what CUDA would show under CUDA_VISIBLE_DEVICES: numbers, or
-// UUIDs that may be cut short where one GPU alone begins so; the first entry
-// that is neither ends the list, so that "" and "-1" mean none.
-func restrict(devices []spec.Device, allowed string) []spec.Device {
-	var kept []spec.Device
-	for _, entry := range strings.Split(allowed, ",") {
-		d, ok := match(devices, strings.TrimSpace(entry))
-		if !ok {
-			break
-		}
-		if !slices.ContainsFunc(kept, func(k spec.Device) bool { return k.Index == d.Index }) {
-			kept = append(kept, d)
-		}
-	}
-	slices.SortFunc(kept, func(a, b spec.Device) int { return cmp.Compare(a.Index, b.Index) })
-	return kept
-}
+// errNotAsked means that a source is missing, so another may know; any other
+// error of a source is the driver's own word.
+var errNotAsked = errors.New("not asked")
 
-func match(devices []spec.Device, entry string) (spec.Device, bool) {
-	if number, err := strconv.Atoi(entry); err == nil {
-		for _, d := range devices {
-			if d.Index == number {
-				return d, true
-			}
-		}
-		return spec.Device{}, false
+// askNVIDIA goes through the sources until one answers. A driver that hangs is
+// not asked again: whoever asked would hang as well.
+func askNVIDIA(ctx context.Context, m Machine) ([]gpu, error) {
+	gpus, err := askNVML(ctx, m)
+	source := "NVML"
+	if errors.Is(err, errNotAsked) && ctx.Err() == nil {
+		gpus, err = askSMI(ctx, m)
+		source = "nvidia-smi"
 	}
-	var found spec.Device
-	hits := 0
-	if strings.HasPrefix(entry, "GPU-") {
-		for _, d := range devices {
-			if strings.HasPrefix(d.ID, entry) {
-				found = d
-				hits++
-			}
-		}
+	switch {
+	case err == nil:
+		return gpus, nil
+	case ctx.Err() != nil:
+		return nil, spec.Errorf(spec.CodeResources,
+			"the NVIDIA driver hangs: %s did not answer in time, so its GPUs cannot be used (see nvidia-smi and dmesg)", source)
+	case !errors.Is(err, errNotAsked):
+		return nil, spec.Errorf(spec.CodeResources, "the NVIDIA driver does not work: %v", err)
 	}
-	return found, hits == 1
+	return nvidiaFromProc(m.Files)
 }
