@@ -32,6 +32,11 @@ _NO_ANCILLARY: tuple[tuple[Any, ...]] = ((),)
 _MOST_PARTS = 256  # buffers handed to one sendmsg; the kernel takes 1024
 #: How often a thread that is stuck sending looks whether it has to read as well.
 _SENDER_LOOKS = 0.02
+#: How often a follower looks whether it has become the first: nobody may have
+#: told it, where the one before was interrupted.
+_FOLLOWER_LOOKS = 1.0
+
+Turn = tuple[int, int]
 
 
 class Sink(Protocol):
@@ -88,10 +93,10 @@ class Connection:
         # here when an exception is thrown into the sender, and the next sender
         # finishes it.
         self._outgoing: tuple[Sequence[Any], list[int]] | None = None
-        # At most one entry: the leader's token. setdefault makes taking the lead
-        # one step, which an interrupt cannot split.
-        self._lead: dict[int, object] = {}
-        self._followers: list[Gate] = []
+        # Who waits, in order of coming; the first leads. A turn is (thread, number).
+        # Coming and going are single C calls, which an interrupt cannot split.
+        self._turns: dict[Turn, Gate | None] = {}
+        self._numbers = count()
         self._loops: dict[int, tuple[asyncio.AbstractEventLoop, int]] = {}
         self._later: deque[list[Any]] = deque()
         self._closing = False
@@ -202,7 +207,7 @@ class Connection:
                     self._finish_sending()
             except OSError as error:
                 self._outgoing = None
-                self._drain()
+                self.poll()  # the head may have said why
                 self._fail(error)
                 if self._failure is not None:
                     raise self._failure() from None
@@ -232,89 +237,106 @@ class Connection:
         """
         assert self._outgoing is not None
         parts, sent = self._outgoing
-        me = object()
+        turn = (get_ident(), next(self._numbers))
         try:
+            self._turns[turn] = None
             while rest := _rest(parts, sum(sent)):
                 self._push(rest, sent)
                 if not _rest(parts, sum(sent)):
                     break
-                leading = self._lead.setdefault(0, me) is me
+                leading = self._leads(turn)
                 events = select.POLLOUT | (select.POLLIN if leading else 0)
                 if self._poll(events, None if leading else _SENDER_LOOKS) & ~select.POLLOUT:
                     self._receive_now()
         finally:
-            self._resign(me)
+            self._turns.pop(turn, None)
+            self._wake_first()
         self._outgoing = None
 
     # --- receiving -------------------------------------------------------
 
     def wait_one(self, ref: Ref, deadline: float | None = None) -> bool:
         """Wait for one ref; False when the deadline passed first."""
-        me = object()
+        turn = (get_ident(), next(self._numbers))
         try:
-            if self._lead.setdefault(0, me) is me:
+            self._turns[turn] = None
+            if self._leads(turn):
                 while ref._state == PENDING:
                     if not self._receive(deadline):
                         return ref._state != PENDING
                 return True
         finally:
-            self._resign(me)
+            self._turns.pop(turn, None)
+            self._wake_first()
         return self._follow(lambda: ref._state != PENDING, (ref,), deadline)
 
     def wait(self, done: Callable[[], bool], refs: Sequence[Ref], deadline: float | None) -> bool:
         """Wait until ``done()``, which can only change when one of the refs does."""
-        me = object()
-        try:
-            if self._lead.setdefault(0, me) is me:
-                while not done():
-                    if not self._receive(deadline):
-                        return done()
-                return True
-        finally:
-            self._resign(me)
         return self._follow(done, refs, deadline)
 
     def _follow(
         self, done: Callable[[], bool], refs: Sequence[Ref], deadline: float | None
     ) -> bool:
         """Sleep until ``done()`` while another thread reads, or until it is our turn to."""
-        gate, me = Gate(), object()
-        self._followers.append(gate)
+        gate, turn = Gate(), (get_ident(), next(self._numbers))
         try:
+            self._turns[turn] = gate
             for ref in refs:
                 ref.watch(gate.open)
             while not done():
-                if self._lead.setdefault(0, me) is me:
+                if self._leads(turn):
                     if not self._receive(deadline):
                         return done()
                     continue
-                left = -1 if deadline is None else deadline - monotonic()
-                if deadline is not None and left <= 0:
-                    return False
+                left = _FOLLOWER_LOOKS
+                if deadline is not None:
+                    left = min(left, deadline - monotonic())
+                    if left <= 0:
+                        return False
                 gate.wait(left)
             return True
         finally:
-            self._followers.remove(gate)
+            self._turns.pop(turn, None)
+            self._wake_first()
             for ref in refs:
                 ref.unwatch(gate.open)
-            self._resign(me)
 
-    def _resign(self, me: object) -> None:
-        """Leave the lead, if we have it, and see that somebody takes it."""
-        if self._lead.get(0) is me:
-            del self._lead[0]
-        if self._followers and not self._lead:
-            for gate in tuple(self._followers[:1]):
+    def _leads(self, turn: Turn) -> bool:
+        """Whether it is this turn's to read.
+
+        A turn of the same thread that is first belongs to code which this one
+        interrupted (a signal handler's call), and can only go on after it.
+        """
+        while len(self._turns) > 1:
+            try:
+                first = next(iter(self._turns))
+            except (RuntimeError, StopIteration):  # it changed under our eyes
+                continue
+            return first is turn or first[0] == turn[0]
+        return True
+
+    def _wake_first(self) -> None:
+        """Tell who reads next, if anybody waits."""
+        if self._turns:
+            try:
+                gate = next(iter(self._turns.values()))
+            except (RuntimeError, StopIteration):
+                return  # whoever changed it does the same
+            if gate is not None:
                 gate.open()
 
     def poll(self) -> None:
         """Take in what has arrived, without waiting."""
-        me = object()
+        if self._turns or self._failure is not None:
+            return  # the one who waits reads
+        turn = (get_ident(), next(self._numbers))
         try:
-            if self._failure is None and self._lead.setdefault(0, me) is me:
+            self._turns[turn] = None
+            if self._leads(turn):
                 self._receive_now()
         finally:
-            self._resign(me)
+            self._turns.pop(turn, None)
+            self._wake_first()
 
     def _receive(self, deadline: float | None) -> bool:
         """As leader: wait for bytes and deliver them; False when the deadline passed."""
@@ -356,15 +378,6 @@ class Connection:
             self._take(self._frame)
             self._frame = None
             some = True
-
-    def _drain(self) -> None:
-        """The head is gone for writing: take what it still said."""
-        me = object()
-        try:
-            if self._lead.setdefault(0, me) is me:
-                self._receive_now()
-        finally:
-            self._resign(me)
 
     def _take(self, frame: _wire.Frame) -> None:
         kind, flags, ident, _, rank, body, buffers = frame
@@ -458,8 +471,7 @@ class Connection:
             except KeyError:
                 break
             sink.fail(self._failure)
-        for gate in tuple(self._followers):
-            gate.open()
+        self._wake_first()
 
     def close(self, failure: Callable[[], BaseException]) -> None:
         """Hang up. Waiting threads and loops get ``failure()``."""
@@ -483,8 +495,7 @@ class Connection:
         self._failure = failure
         self._pending = {}
         self._loops = {}
-        self._lead = {}
-        self._followers = []
+        self._turns = {}
         self._send_lock = RLock()
         self._sock.close()
 

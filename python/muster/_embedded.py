@@ -7,6 +7,7 @@ closes, it stops everything and exits.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -63,6 +64,18 @@ class HeadProcess:
     @classmethod
     def start(cls, binary: str) -> tuple[HeadProcess, socket.socket]:
         """Start ``muster head --embedded``; returns it and our end of its socket pair."""
+        try:
+            return cls._start(binary)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise _errors.MusterError(f"cannot start {binary}: {error.strerror}") from error
+            raise _errors.LimitError(
+                f"no open files are left to start the head with ({error.strerror}): raise the "
+                "limit (ulimit -n), or close some"
+            ) from error
+
+    @classmethod
+    def _start(cls, binary: str) -> tuple[HeadProcess, socket.socket]:
         ours, theirs = socket.socketpair()
         errors = os.memfd_create("muster-head-errors")
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -85,10 +98,10 @@ class HeadProcess:
                 setsigmask=[],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM],
             )
-        except OSError as error:
+        except OSError:
             ours.close()
             os.close(errors)
-            raise _errors.MusterError(f"cannot start {binary}: {error.strerror}") from error
+            raise
         finally:
             for descriptor in lifted:
                 os.close(descriptor)

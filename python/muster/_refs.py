@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from . import _errors, _values
+from . import _errors, _values, _wire
 
 if TYPE_CHECKING:
     from ._client import Connection
@@ -21,7 +21,7 @@ ARRIVED = 1  # the answer's bytes are here
 DECODED = 2
 FAILED = 3
 
-_ERROR = 1  # flag Error of docs/wire.md
+_ERROR = _wire.FLAG_ERROR
 
 
 class Ref:
@@ -145,7 +145,7 @@ class Ref:
         assert self._answer is not None
         flags, body, buffers = self._answer
         if flags & _ERROR:
-            error = _values.decode(body, buffers)
+            error = _wire.unpack(body)
             self._failure = lambda: _errors.from_wire(error)
             self._state = FAILED
             self._answer = None

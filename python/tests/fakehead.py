@@ -138,9 +138,9 @@ class Session:
         self.head = head
 
     def __enter__(self) -> FakeHead:
-        arguments = {"address": None, "virtual": None, "log_to_stderr": False, "progress": False}
+        settings = {"address": "", "virtual": "", "log_to_stderr": False, "progress": False}
         connection = self.head.connect()
-        _context._process.session = _context.Session(arguments, connection, None, {})
+        _context._process.session = _context.Session(settings, connection, None, {})
         return self.head
 
     def __exit__(self, *exc_info: object) -> None:

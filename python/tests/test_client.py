@@ -260,8 +260,29 @@ def test_interrupts_lose_no_byte(head: FakeHead, connection: Connection) -> None
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 50
     assert call(connection, "after all") == "after all"
-    assert not connection._lead
-    assert not connection._followers
+    assert not connection._turns
+
+
+def test_a_signal_handler_may_call_while_its_thread_waits(
+    head: FakeHead, connection: Connection
+) -> None:
+    inner: list[Any] = []
+
+    def handler(*_: object) -> None:
+        head.on_call = echo
+        inner.append(call(connection, "inner"))
+        outer.answer("outer")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        ref = start(connection, 1)
+        outer = head.next_call()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        assert muster.get(ref, DEADLINE) == "outer"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert inner == ["inner"]
 
 
 def test_get_gives_up_in_time_and_brings_stacks(head: FakeHead, connection: Connection) -> None:
@@ -294,9 +315,9 @@ def test_in_a_worker_the_head_is_told_what_a_call_waits_for(head: FakeHead) -> N
 def test_a_forked_child_cannot_use_the_connection(head: FakeHead, connection: Connection) -> None:
     from muster import _context
 
-    arguments = {"address": None, "virtual": None, "log_to_stderr": False, "progress": False}
+    settings = {"address": "", "virtual": "", "log_to_stderr": False, "progress": False}
     _context._install_fork_hook()
-    _context._process.session = _context.Session(arguments, connection, None, {})
+    _context._process.session = _context.Session(settings, connection, None, {})
     try:
         child = os.fork()
         if child == 0:

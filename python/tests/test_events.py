@@ -1,0 +1,94 @@
+"""What is shown on stderr: lines whole, progress tidy."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from muster._events import Screen, describe
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def progress(done: int, subject: str = "cluster a", final: bool = False) -> dict[str, Any]:
+    doing = "ready" if final else "starting workers"
+    waiting = "" if final else "a-0"
+    return {
+        "subject": subject,
+        "doing": doing,
+        "done": done,
+        "total": 8,
+        "waiting": waiting,
+        "final": final,
+    }
+
+
+def test_a_status_says_what_is_waited_for() -> None:
+    assert describe(progress(3), 0.2) == (
+        "muster: cluster a: starting workers 3/8, waiting for a-0"
+    )
+    assert describe(progress(8, final=True), 12.4) == "muster: cluster a: ready 8/8 (12 s)"
+
+
+def test_on_a_terminal_lines_go_above_the_live_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    screen = Screen()
+    screen.progress(progress(1))
+    screen.lines(["[a-0] hello"])
+    screen.progress(progress(8, final=True))
+    live = "muster: cluster a: starting workers 1/8, waiting for a-0"
+    erase = "\r\x1b[2K"
+    assert terminal.getvalue() == f"{erase}{live}{erase}[a-0] hello\n{live}{erase}"
+
+
+def test_a_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "30")
+    Screen().progress(progress(1))
+    assert len(terminal.getvalue()) - len("\r\x1b[2K") == 29
+
+
+def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, clock = io.StringIO(), Clock()
+    monkeypatch.setattr("sys.stderr", plain)
+    screen = Screen(clock)
+    for done in range(8):
+        clock.now += 0.5
+        screen.progress(progress(done))
+    screen.progress(progress(8, final=True))
+    shown = [line.split("workers ")[-1].split(",")[0] for line in plain.getvalue().splitlines()]
+    assert shown == ["0/8", "4/8", "muster: cluster a: ready 8/8 (4 s)"]
+
+
+def test_what_is_quick_and_no_cluster_is_not_worth_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, clock = io.StringIO(), Clock()
+    monkeypatch.setattr("sys.stderr", plain)
+    screen = Screen(clock)
+    screen.progress(progress(0, "pool"))
+    screen.progress(progress(8, "pool", final=True))
+    assert plain.getvalue() == ""
+
+
+def test_a_closed_stderr_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    Screen().lines(["lost"])
+    monkeypatch.setattr("sys.stderr", None)
+    Screen().lines(["lost"])
