@@ -51,16 +51,6 @@ type agent struct {
 // or the owner left. The process becomes a child subreaper and waits for every
 // child of its own, so it must have no other work.
 func Run(ctx context.Context, join backend.Join) error {
-	devices, err := findDevices(ctx, join.Virtual) // first: it may run programs
-	if err != nil {
-		return fmt.Errorf("node %s: %w", join.Name, err)
-	}
-	a := &agent{join: join, files: raiseFiles(), workers: map[uint32]*worker{}, oom: newOOMLedger(os.DirFS("/"))}
-	if a.reaper, err = process.NewReaper(); err != nil {
-		return err
-	}
-	defer a.reaper.Close()
-
 	var owner <-chan struct{}
 	if join.Owner != 0 {
 		watch, err := process.NewWatch(join.Owner)
@@ -73,12 +63,25 @@ func Run(ctx context.Context, join backend.Join) error {
 		defer watch.Close()
 		owner = watch.Done()
 	}
+	// Before there is a reaper, which would take the ends of programs run here.
+	// Without its devices the node still serves, and says what is wrong.
+	devices, trouble := findDevices(ctx, join, owner)
+	a := &agent{join: join, files: raiseFiles(), workers: map[uint32]*worker{}, oom: newOOMLedger(os.DirFS("/"))}
+	var err error
+	if a.reaper, err = process.NewReaper(); err != nil {
+		return err
+	}
+	defer a.reaper.Close()
+	if trouble != nil {
+		fmt.Fprintf(os.Stderr, "muster agent: node %s: %v\n", join.Name, trouble)
+		adoptStuck(a.reaper)
+	}
 	listener, err := a.listen()
 	if err != nil {
 		return err
 	}
 	defer listener.Close() // removes the socket too
-	if err := a.dial(devices); err != nil {
+	if err := a.dial(report(join, devices, trouble, a.files)); err != nil {
 		return err
 	}
 	a.relay = newRelay(a.head)
@@ -140,12 +143,12 @@ func socketPath(join backend.Join) string {
 }
 
 // dial joins the head.
-func (a *agent) dial(devices []spec.Device) error {
+func (a *agent) dial(node *spec.Node) error {
 	conn, err := wire.Dial(a.join.Head)
 	if err != nil {
 		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
 	}
-	hello := wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: report(a.join, devices, a.files)}
+	hello := wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: node}
 	if _, err := wire.Join(conn, hello); err != nil {
 		_ = conn.Close()
 		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)

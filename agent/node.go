@@ -11,16 +11,21 @@ import (
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/device"
+	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/spec"
 )
 
 // report is what the agent tells of its node.
-func report(join backend.Join, devices []spec.Device, files uint64) *spec.Node {
-	return &spec.Node{
+func report(join backend.Join, devices []spec.Device, trouble error, files uint64) *spec.Node {
+	node := &spec.Node{
 		Index: join.Node, Name: join.Name, Address: "127.0.0.1",
 		Cores: runtime.NumCPU(), Memory: memory(os.DirFS("/")), Files: files,
 		Virtual: join.Virtual >= 0, Devices: devices, Pid: os.Getpid(),
 	}
+	if trouble != nil {
+		node.Trouble = spec.AsError(trouble).Message
+	}
+	return node
 }
 
 // memory is what this node may use, in bytes: the machine's, or its cgroup's
@@ -47,12 +52,36 @@ func memory(root fs.FS) uint64 {
 // devicesBound is how long a driver may take to say what there is.
 const devicesBound = 30 * time.Second
 
-// findDevices returns virtual devices, or the machine's where virtual is -1.
-func findDevices(ctx context.Context, virtual int) ([]spec.Device, error) {
-	if virtual >= 0 {
-		return device.Virtual(virtual), nil
+// findDevices returns virtual devices, or the machine's where none are asked
+// for; an error says what is wrong with the list. It gives up with the owner.
+func findDevices(ctx context.Context, join backend.Join, owner <-chan struct{}) ([]spec.Device, error) {
+	if join.Virtual >= 0 {
+		return device.Virtual(join.Virtual), nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, devicesBound)
 	defer cancel()
-	return device.Find(ctx, device.Here())
+	go func() {
+		select {
+		case <-owner: // never, if there is none
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	machine := device.Here()
+	machine.Python = join.Python
+	return device.Find(ctx, machine)
+}
+
+// adoptStuck makes known to the reaper what finding devices left: a tool that
+// hangs in a driver cannot be killed, and whoever clears after a worker would
+// wait for it in vain.
+func adoptStuck(reaper *process.Reaper) {
+	release := reaper.Hold()
+	defer release()
+	entries, _ := process.Scan()
+	for _, e := range entries {
+		if e.Parent == os.Getpid() && !e.Gone() {
+			reaper.Adopt(e.Pid)
+		}
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -240,10 +239,7 @@ func TestStopWhileStarting(t *testing.T) {
 	start.Runtime.Env["FAKE_LOADS"] = "never"
 	failed := make(chan error, 1)
 	go func() { failed <- b.ask("start", start, &wire.Started{}) }()
-	deadline := time.Now().Add(patience)
-	for len(b.below("zygote")) == 0 && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond) // nobody tells us of a process that starts
-	}
+	b.untilSaid(0, "loading for ever", 1)
 	if err := b.ask("stop", &wire.Stop{Workers: []uint32{1, 2}, GraceSeconds: 10, Why: "given up"}, &wire.Empty{}); err != nil {
 		t.Fatal(err)
 	}
