@@ -73,7 +73,8 @@ class Peer:
         else:
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
             sent = self.sock.sendmsg([data], rights)
-            self.sock.sendall(data[sent:])
+            if sent < len(data):  # else the other end may be done with the line by now
+                self.sock.sendall(data[sent:])
         return self._next
 
     def ask(self, verb: str, body: dict[str, Any], descriptor: int | None = None) -> dict[str, Any]:
@@ -328,16 +329,18 @@ class Agent:
         return peer
 
     def close(self) -> None:
+        for sock in self._listeners.values():
+            sock.close()
         for worker in self.workers:
             worker.close()
         for pid, peer in self._pythons:
             peer.sock.close()
             try:
-                os.waitpid(pid, 0)  # they end with their line
+                if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
             except ChildProcessError:
                 pass
-        for sock in self._listeners.values():
-            sock.close()
 
 
 @contextmanager

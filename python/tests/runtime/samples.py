@@ -91,8 +91,8 @@ class Plain(Worker):
         return "slept"
 
     def stubborn(self) -> str:
-        print("stubborn", flush=True)
         try:
+            print("stubborn", flush=True)
             time.sleep(60)
         except BaseException:
             return "caught it"
