@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"runtime/pprof"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -49,6 +50,13 @@ func runHead(embedded bool, virtual string) error {
 	defer stop()
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 
+	if path := os.Getenv("MUSTER_PROFILE"); path != "" {
+		stopProfile, err := profile(path)
+		if err != nil {
+			return err
+		}
+		defer stopProfile()
+	}
 	var owner net.Conn
 	if embedded {
 		file := os.NewFile(ownerFd, "owner")
@@ -99,6 +107,22 @@ func runHead(embedded bool, virtual string) error {
 	}
 	err = h.Run(ctx, owner)
 	return errors.Join(err, reaper.Clear(context.Background()))
+}
+
+// profile writes a CPU profile of the head to path until it is stopped; see
+// docs/benchmarks.md.
+func profile(path string) (stop func(), err error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the profile: %w", err)
+	}
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return nil, fmt.Errorf("cannot profile: %w", err)
+	}
+	return func() {
+		pprof.StopCPUProfile()
+		_ = file.Close()
+	}, nil
 }
 
 func agentCommand() *cobra.Command {
