@@ -28,7 +28,6 @@ const module = "github.com/muster-rl/muster"
 // A folder below a named one (backend/local) counts as that one.
 var layers = map[string]int{
 	"bench":     8,
-	"bench":     7,
 	"cmd":       7,
 	"cli":       6,
 	"head":      5,
