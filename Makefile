@@ -94,8 +94,8 @@ test-go: venv ## Go tests with the race detector, the import rules (arch_test.go
 	@.ci/go-test ./...
 
 .PHONY: test-py
-test-py: venv ## Python tests of the SDK and the worker runtime
-	$(PY) -m pytest $(PYTEST_ARGS) python/tests
+test-py: venv ## Python tests of the SDK, the worker runtime and the benchmark's harness
+	$(PY) -m pytest $(PYTEST_ARGS) python/tests bench/tests
 
 .PHONY: test-e2e
 test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 #: Above this share of busy CPU time the machine is not calm.
 CALM = 0.10
+#: Above this share used by others, a run counts as disturbed.
+DISTURBED = 0.15
 
 
 def describe() -> dict[str, Any]:
@@ -69,6 +72,28 @@ def busy(seconds: float) -> float:
     time.sleep(seconds)
     busy_after, all_after = _ticks()
     return (busy_after - busy_before) / max(all_after - all_before, 1.0)
+
+
+class Others:
+    """CPU time that others used between the making of this and `share`.
+
+    What is ours is what our children have used by the time they are collected, so
+    `share` is to be asked when all of them are.
+    """
+
+    def __init__(self) -> None:
+        self._busy, self._all = _ticks()
+        self._ours = self._children()
+
+    def share(self) -> float:
+        busy_now, all_now = _ticks()
+        ours = (self._children() - self._ours) * os.sysconf("SC_CLK_TCK")
+        return max(0.0, busy_now - self._busy - ours) / max(all_now - self._all, 1.0)
+
+    @staticmethod
+    def _children() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
 
 
 def wait_calm(

@@ -7,13 +7,14 @@ bars have their value in words, so that it can be read without them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from html import escape
 from typing import Any
 
 from measures import SYSTEMS, TITLES
 from report import figure, times
 
-WIDTH, LEFT, RIGHT = 860, 240, 130
+WIDTH, LEFT, RIGHT = 860, 240, 140
 BAR, GAP, BETWEEN, TOP = 11, 2, 13, 62
 
 STYLE = """
@@ -60,7 +61,7 @@ def draw(results: dict[str, Any]) -> str:
     foot = (
         f"{results['kind']} run of {results['made'][:10]} on {machine['cores']} cores, "
         f"{machine['memory'] / 2**30:.0f} GiB; logarithmic; medians, lines p10-p90; "
-        "x: times Muster's. docs/benchmarks.md"
+        "more in docs/benchmarks.md"
     )
     parts.append(_text(16, y + 18, foot, "small"))
     height = y + 32
@@ -144,9 +145,9 @@ def _panel(
         order = [s for s in SYSTEMS if s in by_system]
         tall = len(order) * (BAR + GAP)
         bars.append(_text(LEFT - 10, y + tall // 2 + 3, label, "label"))
-        ours = by_system.get("muster", (0.0, 0.0, 0.0))[1]
         for system in order:
-            bars += _bar(system, by_system[system], ours, unit, x, y)
+            said = _said(system, {s: v[1] for s, v in by_system.items()}, unit)
+            bars += _bar(system, by_system[system], said, x, y)
             y += BAR + GAP
         y += BETWEEN
     bottom = y - BETWEEN + 4
@@ -162,13 +163,24 @@ def _panel(
     return bottom
 
 
+def _said(system: str, medians: dict[str, float], unit: str) -> str:
+    """The bar's value, and what matters of its ratios."""
+    said = figure(medians[system], unit)
+    if system == "muster" and "floor" in medians:
+        return f"{said}, {times(medians['muster'] / medians['floor'])} the floor"
+    if system not in {"muster", "floor"} and "muster" in medians:
+        return f"{said}, {times(medians[system] / medians['muster'])} Muster"
+    return said
+
+
 def _bar(
-    system: str, value: tuple[float, float, float], ours: float, unit: str, x: Any, y: int
+    system: str,
+    value: tuple[float, float, float],
+    said: str,
+    x: Callable[[float], float],
+    y: int,
 ) -> list[str]:
     low, middle, high = value
-    said = figure(middle, unit)
-    if ours and system != "muster":
-        said += f"  {times(middle / ours)}"
     width = round(x(middle) - LEFT, 1)
     lines = [f'<rect class="{system}" x="{LEFT}" y="{y}" width="{width}" height="{BAR}" rx="1.5"/>']
     if x(high) - x(low) >= 1:

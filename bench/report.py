@@ -12,26 +12,26 @@ from measures import SYSTEMS, TITLES, Metric, metrics
 BEGIN, END = "<!-- results: written by make bench -->", "<!-- end of results -->"
 
 
-def figure(value: float, unit: str) -> str:
-    """A value as people read it, three digits at most: 45 us, 1.2 ms, 75k/s, 2.1 MB."""
+def parted(value: float, unit: str) -> tuple[str, str]:
+    """A value as people read it, three digits at most, and its unit: 45.0 and " us"."""
     if unit == "/s":
-        return f"{_short(value / 1000)}k/s" if value >= 1000 else f"{value:.0f}/s"
+        return (_short(value / 1000), "k/s") if value >= 1000 else (f"{value:.0f}", "/s")
     if value == 0:
-        return "0"
-    scales = [(1.0, "s"), (1e-3, "ms"), (0.0, "us")]
+        return "0", ""
+    scales = [(1.0, " s"), (1e-3, " ms"), (1e-6, " us")]
     if unit == "B":
-        scales = [(1e9, "GB"), (1e6, "MB"), (0.0, "kB")]
-    for least, name in scales:
-        if value >= least:
-            per = least or (1e3 if unit == "B" else 1e-6)
-            return f"{_short(value / per)} {name}"
-    raise AssertionError("the last scale takes everything")
+        scales = [(1e9, " GB"), (1e6, " MB"), (1e3, " kB")]
+    per, name = next((s for s in scales if value >= s[0]), scales[-1])
+    return _short(value / per), name
+
+
+def figure(value: float, unit: str) -> str:
+    """The same in one: 45.0 us, 1.2 ms, 75.1k/s, 2.1 MB."""
+    return "".join(parted(value, unit))
 
 
 def _short(value: float) -> str:
-    if value >= 99.5:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 9.95 else f"{value:.2g}" if value < 1 else f"{value:.1f}"
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def times(value: float) -> str:
@@ -43,15 +43,14 @@ def times(value: float) -> str:
 
 def _spread(found: dict[str, float], unit: str) -> str:
     """The median, with p10 to p90 where they can be told from it."""
-    middle = figure(found["median"], unit)
-    low, high = figure(found["p10"], unit), figure(found["p90"], unit)
-    if found["n"] < 2 or (low == middle == high):
-        return middle
-    return (
-        f"{middle} ({low.split(' ')[0]}-{high.split(' ')[0]})"
-        if low.split(" ")[1:] == high.split(" ")[1:] == middle.split(" ")[1:]
-        else f"{middle} ({low}-{high})"
+    (low, a), (middle, b), (high, c) = (
+        parted(found[share], unit) for share in ("p10", "median", "p90")
     )
+    if (low, a) == (middle, b) == (high, c):
+        return middle + b
+    if a == b == c:
+        return f"{middle}{b} ({low}-{high})"
+    return f"{middle}{b} ({low}{a}-{high}{c})"
 
 
 def _cell(results: dict[str, Any], metric: Metric, system: str) -> str:
@@ -103,6 +102,11 @@ def remarks(results: dict[str, Any]) -> list[str]:
         rounds = ", ".join(str(r) for r in results["not_calm"])
         said.append(
             f"The machine was busy with other things before round {rounds}: read with care."
+        )
+    if results["disturbed"]:
+        said.append(
+            f"During {results['disturbed']} of {len(results['runs'])} runs others used more "
+            "than 15 % of the CPU time."
         )
     if results["remark"]:
         said.append(results["remark"][0].upper() + results["remark"][1:] + ".")

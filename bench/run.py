@@ -33,8 +33,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 OUT = BUILD / "bench"
 DOCS = ROOT / "docs"
-#: How long a driver's processes may take to be gone after it, by themselves.
-GRACE = 10.0
 #: What these set holds for this shell, not for a user's: with them, each start
 #: of Python would compile its modules anew.
 DROPPED = ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPATH", "MUSTER_VIRTUAL")
@@ -52,6 +50,9 @@ class Harness:
     floor: Path
     heavy_folder: Path | None
     scratch: Path
+    drivers: Path = ROOT / "bench" / "drivers"
+    #: How long a driver's processes may take to be gone after it, by themselves.
+    grace: float = 10.0
 
     def environment(self, case: measures.Case) -> dict[str, str]:
         env = {k: v for k, v in os.environ.items() if k not in DROPPED}
@@ -70,10 +71,11 @@ class Harness:
         """One driver, from its start to the last of its processes."""
         command = [
             str(self.pythons[system].python),
-            str(ROOT / "bench" / "drivers" / f"{system}_driver.py"),
+            str(self.drivers / f"{system}_driver.py"),
             case.driver,
             json.dumps(case.parameters),
         ]
+        others = machine.Others()
         with log.open("wb") as errors:
             began = time.monotonic()
             process = subprocess.Popen(
@@ -89,8 +91,9 @@ class Harness:
             took = time.monotonic() - began
         if not in_time:
             _end_group(process)
-        left = machine.clear(GRACE if in_time else 0.0)
-        code = process.wait()
+        code = process.wait()  # before clear, which collects every dead child
+        left = machine.clear(self.grace if in_time else 0.0)
+        share = others.share()
         record = _record(lines, began)
         if case.driver == "first" and in_time and code == 0:
             record["values"]["script.whole"] = took
@@ -99,7 +102,13 @@ class Harness:
             problem = f"stopped after {case.limit:g} s"
         elif code != 0:
             problem = f"exit code {code}: {_last_line(log)}"
-        return {**record, "seconds": round(took, 2), "left_behind": left, "problem": problem}
+        return {
+            **record,
+            "seconds": round(took, 2),
+            "others": round(share, 3),
+            "left_behind": left,
+            "problem": problem,
+        }
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> tuple[list[bytes], bool]:
@@ -203,6 +212,8 @@ def measure(
                     }
                 )
                 remark = run["problem"] or "ok"
+                if run["others"] > machine.DISTURBED:
+                    remark += f"; disturbed, others used {run['others']:.0%} of the CPU"
                 if run["left_behind"]:
                     remark += f"; left behind and killed: {', '.join(run['left_behind'])}"
                 say(
@@ -288,8 +299,8 @@ def bench(options: argparse.Namespace) -> dict[str, Any]:
             measures.Case(c.name, c.driver, min(c.rounds, options.rounds), c.limit, c.parameters)
             for c in cases
         ]
-    # Sockets need a short path, which build/ may not have.
-    scratch = Path(tempfile.mkdtemp(prefix="mb-"))
+    # Sockets need a short path, which neither build/ nor TMPDIR may have.
+    scratch = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
     machine.adopt_orphans()
     try:
         harness = Harness(pythons, build_floor(), folder, scratch)
@@ -309,6 +320,7 @@ def bench(options: argparse.Namespace) -> dict[str, Any]:
         "heavy": heavy,
         "remark": remark,
         "not_calm": sorted({r["round"] for r in runs if not r["round_load"]["calm"]}),
+        "disturbed": sum(r["others"] > machine.DISTURBED for r in runs),
         "problems": problems,
         "missing": {s: m for s, m in missing.items() if m},
         "metrics": found,
