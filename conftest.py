@@ -5,7 +5,8 @@ grandchildren that called setsid included, stays below it in the process tree
 and can be found and told by name. Session folders go into a folder of this
 test run's own, which has to be empty again after each test.
 
-Skips are told as "needs WHAT: why"; where MUSTER_REQUIRE names WHAT (a list by
+Skips are told as "needs WHAT: why" (pytest.importorskip does so in its own
+words); where MUSTER_REQUIRE names WHAT (a list by
 commas, as in .ci/run) such a skip is a failure, and so is one that does not say
 what it needs.
 """
@@ -175,8 +176,8 @@ def pytest_runtest_makereport(
     required = {w for w in os.environ.get("MUSTER_REQUIRE", "").split(",") if w}
     if report.skipped and required and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        needs = re.search(r"needs (\w+):", reason)
-        if needs is None or needs.group(1) in required:
+        needs = re.search(r"needs (\w+):|could not import '(\w+)", reason)
+        if needs is None or required & set(needs.groups()):
             report.outcome = "failed"
             report.longrepr = (
                 f"{reason}\nskipped, but may not be: MUSTER_REQUIRE={','.join(sorted(required))}"
