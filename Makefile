@@ -101,6 +101,10 @@ test-py: venv ## Python tests of the SDK, the worker runtime and the benchmark's
 test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs
 	$(PY) -m pytest $(PYTEST_ARGS) e2e
 
+.PHONY: test-pythons
+test-pythons: venv ## the SDK's tests on every other Python that is here (ONLY="3.10 3.13" picks)
+	@.ci/pythons
+
 .PHONY: test-ray
 test-ray: ## nodes from Ray (nothing to test yet: backend/ray does not exist)
 	@echo "There is no Ray backend in this tree yet, so there is nothing to test."
