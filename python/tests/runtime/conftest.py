@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.runtime.harness import Agent, Peer, agent
+from runtime.harness import Agent, Peer, agent
 
 
 @pytest.fixture(scope="module")

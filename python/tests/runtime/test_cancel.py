@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from tests.runtime.harness import Agent, Peer, Worker
+from runtime.harness import Agent, Peer, Worker
 
 
 @pytest.fixture

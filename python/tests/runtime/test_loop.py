@@ -7,9 +7,9 @@ import signal
 
 import numpy as np
 import pytest
+from runtime.harness import Agent, Peer, Worker
 
 from muster import _wire
-from tests.runtime.harness import Agent, Peer, Worker
 
 
 @pytest.fixture

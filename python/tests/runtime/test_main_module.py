@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.harness import Agent, Peer, Worker, runtime
 
 from muster import _errors
 from muster._runtime import mainmodule
-from tests.runtime.harness import Agent, Peer, Worker, runtime
 
 SCRIPT = """
 import multiprocessing, os, sys

@@ -6,8 +6,7 @@ import os
 import signal
 
 import pytest
-
-from tests.runtime.harness import Agent, Peer, Worker
+from runtime.harness import Agent, Peer, Worker
 
 
 @pytest.fixture
@@ -66,4 +65,4 @@ def test_sigterm_while_threads_run(worker: Worker) -> None:
     worker.calls.leg(1, "spin")
     assert worker.line() == "spinning"
     os.kill(worker.pid, signal.SIGTERM)
-    assert worker.exit() == 0
+    assert worker.exit() == 0, worker.output()

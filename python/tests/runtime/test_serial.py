@@ -7,9 +7,9 @@ import signal
 
 import numpy as np
 import pytest
+from runtime.harness import Agent, Failure, Informed, Peer, Worker
 
 from muster import _errors, _values, _wire
-from tests.runtime.harness import Agent, Failure, Informed, Peer, Worker
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import cloudpickle
 import pytest
+from runtime.harness import Agent, Failure, Peer, Worker
 
 from muster import _errors, _values
-from tests.runtime.harness import Agent, Failure, Peer, Worker
 
 
 def failing(boss: Agent, line: Peer, cls: str, **changes: object) -> tuple[Failure, Worker]:
