@@ -28,7 +28,7 @@ type cluster struct {
 	methods      map[string]*method
 	desc         spec.Description
 	ranks        []spec.RankInfo       // the layout in force; replaced, never changed
-	reports      map[int]spec.RankInfo // of constructors
+	reports      map[int]spec.RankInfo // what ranks told and is not in force yet
 	ready        int
 	settled      chan struct{} // closed when all are ready or the first failed
 	failed       *spec.Error
@@ -67,7 +67,7 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, req *wire.Clust
 // registerCluster checks, places and names a cluster, all before anything starts.
 func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster, error) {
 	s := req.Spec
-	if s.Runtime.Python == "" {
+	if s.Runtime.Python == "" && len(s.Runtime.Command) == 0 {
 		s.Runtime = owner.runtime
 	}
 	h.mu.Lock()

@@ -1,6 +1,7 @@
 package head
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/muster-rl/muster/spec"
@@ -8,10 +9,15 @@ import (
 
 // adoptLocked takes the places that ranks reported, all of one call at once: a
 // layout that is half reported is never in force. An impossible one is refused
-// and changes nothing.
+// and changes nothing; it is remembered, as ranks tell only what changed, and a
+// rank that was right will not tell again when the others have come round.
 func (cl *cluster) adoptLocked(reports map[int]spec.RankInfo) *spec.Error {
+	if cl.reports == nil {
+		cl.reports = map[int]spec.RankInfo{}
+	}
+	maps.Copy(cl.reports, reports)
 	ranks := slices.Clone(cl.ranks)
-	for rank, info := range reports {
+	for rank, info := range cl.reports {
 		ranks[rank] = info
 	}
 	if err := spec.CheckLayout(ranks); err != nil {
@@ -20,6 +26,6 @@ func (cl *cluster) adoptLocked(reports map[int]spec.RankInfo) *spec.Error {
 		e.Message = "cluster " + cl.Name + ": " + e.Message
 		return &e
 	}
-	cl.ranks = ranks
+	cl.ranks, cl.reports = ranks, nil
 	return nil
 }
