@@ -139,7 +139,7 @@ class Group:
             method.check_cut(args, kwargs, self.world)
         for arg in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(arg, _SPECIAL):
-                check_per_rank(method.where, args, kwargs, 1 if how == ONE_RANK else self.world)
+                check_per_rank(method.where, args, kwargs, self.world)
                 args = [self._argument(arg) for arg in args]
                 kwargs = {name: self._argument(arg) for name, arg in kwargs.items()}
                 flags |= _MARKED

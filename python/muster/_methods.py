@@ -157,13 +157,13 @@ def _spread(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[st
             yield f"argument {name!r}", arg
 
 
-def check_per_rank(where: str, args: Sequence[Any], kwargs: Mapping[str, Any], ranks: int) -> None:
-    """Refuse a PerRank that does not have one element for each rank called."""
+def check_per_rank(where: str, args: Sequence[Any], kwargs: Mapping[str, Any], world: int) -> None:
+    """Refuse a PerRank that does not have one element for each rank, called or not."""
     for label, arg in ((f"argument {i}", a) for i, a in enumerate((*args, *kwargs.values()))):
-        if isinstance(arg, _values.PerRank) and len(arg.values) != ranks:
+        if isinstance(arg, _values.PerRank) and len(arg.values) != world:
             raise _errors.InvalidArgumentError(
-                f"{where}: {label} is PerRank of length {len(arg.values)}, but {ranks} ranks are "
-                "called: it needs one element for each"
+                f"{where}: {label} is PerRank of length {len(arg.values)}, but the world size is "
+                f"{world}: it needs one element for each rank"
             )
 
 
