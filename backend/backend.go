@@ -46,4 +46,5 @@ type Join struct {
 	Owner   int    `json:"owner"`   // pid of the process all this is for; 0: none
 	Virtual int    `json:"virtual"` // number of virtual devices; -1: find real ones
 	Relay   bool   `json:"relay"`   // workers' calls go through the agent
+	Python  string `json:"python"`  // interpreter for what must load a driver's library; "": any
 }

@@ -57,6 +57,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		agent, err := b.Launch(context.Background(), backend.Join{
 			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
 			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
+			Python: warm.Python,
 		})
 		if err != nil {
 			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s could not be started: %v", n.name, err))
@@ -67,7 +68,6 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		h.mu.Unlock()
 		go n.watch(agent)
 	}
-	_ = warm
 }
 
 // watch waits for the agent's end, however it comes.
