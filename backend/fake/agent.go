@@ -30,6 +30,7 @@ type Agent struct {
 	mu      sync.Mutex
 	conn    *wire.Conn // once dialled
 	workers map[uint32]*Worker
+	born    []*Worker
 	links   map[uint32]*Worker // of relayed workers, by link
 	next    uint32             // link
 	port    int                // last one held
@@ -86,7 +87,10 @@ func (a *Agent) Live() int { return len(a.live(nil)) }
 // run is the agent's life.
 func (a *Agent) run() {
 	err := a.serve()
-	for _, w := range a.live(nil) {
+	a.mu.Lock()
+	born := a.born
+	a.mu.Unlock()
+	for _, w := range born { // those that ended too: a socket may have been left
 		w.vanish()
 	}
 	a.dialled.Wait()
@@ -262,6 +266,7 @@ func (a *Agent) start(req *wire.Start) *wire.Started {
 		started.Pids[w.Number] = w.Pid()
 		a.mu.Lock()
 		a.workers[w.Number] = w
+		a.born = append(a.born, w)
 		if a.join.Relay {
 			a.next++
 			w.peer = a.next

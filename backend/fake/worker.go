@@ -27,6 +27,7 @@ type Worker struct {
 	conn *wire.Conn // its own, or its agent's
 	legs []*Leg     // not answered yet, oldest first
 	gone bool
+	hung bool // it hung up by itself
 }
 
 // Pid is the number it has for people.
@@ -62,9 +63,9 @@ func (w *Worker) run() {
 	}
 	w.mu.Lock()
 	w.conn = conn
-	gone := w.gone
+	over := w.gone || w.hung
 	w.mu.Unlock()
-	if gone {
+	if over {
 		_ = conn.Close()
 		return
 	}
@@ -73,7 +74,12 @@ func (w *Worker) run() {
 		f, err := conn.Read()
 		if err != nil {
 			_ = conn.Close()
-			w.Exit(wire.Exited{}) // as a worker does: quietly
+			w.mu.Lock()
+			hung := w.hung
+			w.mu.Unlock()
+			if !hung {
+				w.Exit(wire.Exited{}) // as a worker does: quietly
+			}
 			return
 		}
 		w.handling.Store(true)
@@ -182,6 +188,7 @@ func (w *Worker) Die(e wire.Exited) {
 // HangUp ends the worker's call connection alone.
 func (w *Worker) HangUp() {
 	w.mu.Lock()
+	w.hung = true
 	conn := w.conn
 	w.mu.Unlock()
 	switch {
