@@ -16,7 +16,7 @@ import census
 import muster
 from drawing import Screen
 from muster import Cluster, ResourceManager, WorkerConfig
-from roles import ActorInfer, ActorTrain, Critic, Reference, RewardMath
+from ppo import ActorInfer, ActorTrain, Critic, Reference, RewardMath
 
 STEPS, SHOWN_EVERY, SAMPLES = 30, 3, 640
 RATE, KL_WEIGHT = 0.2, 0.01
