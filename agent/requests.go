@@ -138,7 +138,7 @@ func (a *agent) register(req *wire.Start) ([]*worker, error) {
 		per += filesPerRelay
 		req.Setup.CallAddress = a.socket
 	}
-	if req.Start == "spawn" {
+	if req.Start == "spawn" || len(req.Runtime.Command) > 0 {
 		per += filesPerSpawn
 	}
 	req.Setup.ControlAddress = a.socket

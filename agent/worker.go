@@ -124,7 +124,7 @@ func (a *agent) launch(w *worker, req *wire.Start) error {
 // makeProcess forks the worker from a zygote, or spawns it where that was asked
 // for or the zygote cannot be forked.
 func (a *agent) makeProcess(w *worker, req *wire.Start, message fork, output *os.File) (*process.Child, error) {
-	if req.Start == "spawn" {
+	if req.Start == "spawn" || len(req.Runtime.Command) > 0 {
 		return a.spawn(w, req, message, output)
 	}
 	z, err := a.zygotes.get(req.Runtime, message.env)
@@ -147,9 +147,19 @@ func (a *agent) makeProcess(w *worker, req *wire.Start, message fork, output *os
 	return z.fork(message, output)
 }
 
-// spawn starts an interpreter for this worker alone.
+// spawn starts an interpreter for this worker alone, or the program that it is.
 func (a *agent) spawn(w *worker, req *wire.Start, message fork, output *os.File) (*process.Child, error) {
-	child, l, err := startPython(a.reaper, a.join.Name, "spawn", req.Runtime, message.env, output)
+	command := req.Runtime.Command
+	what := fmt.Sprintf("the interpreter of %s on node %s (%s)", w.start.Name, a.join.Name, req.Runtime.Python)
+	var child *process.Child
+	var l *line
+	var err error
+	if len(command) > 0 {
+		what = fmt.Sprintf("the program of %s on node %s (%s)", w.start.Name, a.join.Name, command[0])
+		child, l, err = startProgram(a.reaper, a.join.Name, w.start.Name, req.Runtime, message.env, output)
+	} else {
+		child, l, err = startPython(a.reaper, a.join.Name, "spawn", req.Runtime, message.env, output)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -172,10 +182,12 @@ func (a *agent) spawn(w *worker, req *wire.Start, message fork, output *os.File)
 		case <-w.stopping:
 			return a.stopped(w)
 		case <-bound.C:
-			return a.workerError(w, spec.CodeStartup, "the interpreter of %s on node %s (%s) did not come up within %v", w.start.Name, a.join.Name, req.Runtime.Python, becomeBound)
+			return a.workerError(w, spec.CodeStartup, "%s did not come up within %v", what, becomeBound)
 		}
 	}
-	if err = ask("load", load{req.Runtime}, nil); err == nil {
+	if len(command) > 0 {
+		err = ask("become", message, nil) // its 1 and 2 are the log already
+	} else if err = ask("load", load{req.Runtime}, nil); err == nil {
 		err = ask("become", message, output)
 	}
 	if err == nil {
@@ -183,7 +195,10 @@ func (a *agent) spawn(w *worker, req *wire.Start, message fork, output *os.File)
 	}
 	giveUp()
 	if told := (*spec.Error)(nil); !errors.As(err, &told) {
-		e := a.workerError(w, spec.CodeStartup, "the interpreter of %s on node %s ended before it had become a worker: %v", w.start.Name, a.join.Name, child.Exit())
+		e := a.workerError(w, spec.CodeStartup, "%s ended before it had become a worker: %v", what, child.Exit())
+		if len(command) > 0 {
+			e.Message += ". A worker in Go calls worker.Main, and nothing that waits or ends before it"
+		}
 		e.Logs, e.ExitCode, e.Signal = w.lastLines(), child.Exit().Code, child.Exit().Signal
 		err = e
 	}

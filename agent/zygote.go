@@ -170,24 +170,39 @@ func pythonArgs(rt spec.Runtime, module string) []string {
 // startPython starts a process of the runtime with a line on descriptor 3 and
 // output on 1 and 2.
 func startPython(r *process.Reaper, node, module string, rt spec.Runtime, env map[string]string, output *os.File) (*process.Child, *line, error) {
-	if info, err := os.Stat(rt.Dir); rt.Dir != "" && (err != nil || !info.IsDir()) {
-		return nil, nil, spec.Errorf(spec.CodeStartup, "the working directory %s is not there on node %s", rt.Dir, node)
+	return startLined(r, node, "interpreter", process.Command{
+		Path: rt.Python, Args: pythonArgs(rt, module), Env: environ(env), Dir: rt.Dir,
+	}, output)
+}
+
+// startLined starts a program with a line on descriptor 3 and output on 1 and
+// 2; what is what it is called in errors.
+func startLined(r *process.Reaper, node, what string, c process.Command, output *os.File) (*process.Child, *line, error) {
+	if info, err := os.Stat(c.Dir); c.Dir != "" && (err != nil || !info.IsDir()) {
+		return nil, nil, spec.Errorf(spec.CodeStartup, "the working directory %s is not there on node %s", c.Dir, node)
 	}
 	l, theirs, err := newLine()
 	if err != nil {
-		return nil, nil, limitError(spec.Errorf(spec.CodeStartup, "cannot start %s on node %s: %v", rt.Python, node, err), err)
+		return nil, nil, limitError(spec.Errorf(spec.CodeStartup, "cannot start %s on node %s: %v", c.Path, node, err), err)
 	}
 	defer theirs.Close()
-	child, err := r.Start(process.Command{
-		Path: rt.Python, Args: pythonArgs(rt, module), Env: environ(env), Dir: rt.Dir,
-		Files: []*os.File{nil, output, output, theirs},
-	})
+	c.Files = []*os.File{nil, output, output, theirs}
+	child, err := r.Start(c)
 	if err != nil {
 		l.close()
-		return nil, nil, limitError(spec.Errorf(spec.CodeStartup, "cannot start the interpreter %s on node %s: %v", rt.Python, node, err), err)
+		return nil, nil, limitError(spec.Errorf(spec.CodeStartup, "cannot start the %s %s on node %s: %v", what, c.Path, node, err), err)
 	}
 	go l.read()
 	return child, l, nil
+}
+
+// startProgram starts a worker that is a program of its own. Its arguments are
+// its title, as Python workers give it to themselves, and then the user's.
+func startProgram(r *process.Reaper, node, name string, rt spec.Runtime, env map[string]string, output *os.File) (*process.Child, *line, error) {
+	return startLined(r, node, "program", process.Command{
+		Path: rt.Command[0], Args: append([]string{"muster", "worker", name}, rt.Command[1:]...),
+		Env: environ(env), Dir: rt.Dir, Session: true,
+	}, output)
 }
 
 // load has the zygote import what it should, and tells how that went by ready.

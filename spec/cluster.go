@@ -53,6 +53,9 @@ type Runtime struct {
 	Preload []string          `msg:"preload"`
 	Env     map[string]string `msg:"env"`  // the controller's environment
 	Main    Main              `msg:"main"` // the controller's script
+	// Command, where not empty, is a program that is the worker itself (package
+	// worker), with its arguments. Of the rest only Dir and Env then matter.
+	Command []string `msg:"command"`
 }
 
 // Main says how the controller's __main__ can be imported again.

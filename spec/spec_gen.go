@@ -1586,9 +1586,9 @@ func (z *RankInfo) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Runtime) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 8
+	// map header, size 9
 	// string "python"
-	o = append(o, 0x88, 0xa6, 0x70, 0x79, 0x74, 0x68, 0x6f, 0x6e)
+	o = append(o, 0x89, 0xa6, 0x70, 0x79, 0x74, 0x68, 0x6f, 0x6e)
 	o = msgp.AppendString(o, z.Python)
 	// string "flags"
 	o = append(o, 0xa5, 0x66, 0x6c, 0x61, 0x67, 0x73)
@@ -1630,6 +1630,12 @@ func (z *Runtime) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "module"
 	o = append(o, 0xa6, 0x6d, 0x6f, 0x64, 0x75, 0x6c, 0x65)
 	o = msgp.AppendString(o, z.Main.Module)
+	// string "command"
+	o = append(o, 0xa7, 0x63, 0x6f, 0x6d, 0x6d, 0x61, 0x6e, 0x64)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Command)))
+	for za0006 := range z.Command {
+		o = msgp.AppendString(o, z.Command[za0006])
+	}
 	return
 }
 
@@ -1789,6 +1795,25 @@ func (z *Runtime) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					}
 				}
 			}
+		case "command":
+			var zb0007 uint32
+			zb0007, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Command")
+				return
+			}
+			if cap(z.Command) >= int(zb0007) {
+				z.Command = (z.Command)[:zb0007]
+			} else {
+				z.Command = make([]string, zb0007)
+			}
+			for za0006 := range z.Command {
+				z.Command[za0006], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Command", za0006)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1822,7 +1847,10 @@ func (z *Runtime) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0004) + msgp.StringPrefixSize + len(za0005)
 		}
 	}
-	s += 5 + 1 + 5 + msgp.StringPrefixSize + len(z.Main.Path) + 7 + msgp.StringPrefixSize + len(z.Main.Module)
+	s += 5 + 1 + 5 + msgp.StringPrefixSize + len(z.Main.Path) + 7 + msgp.StringPrefixSize + len(z.Main.Module) + 8 + msgp.ArrayHeaderSize
+	for za0006 := range z.Command {
+		s += msgp.StringPrefixSize + len(z.Command[za0006])
+	}
 	return
 }
 
