@@ -46,6 +46,7 @@ class Loop:
         self._active = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asked: set[int] = set()  # calls whose task was cancelled by us
+        self._muted: set[int] = set()  # calls whose value nobody wants
         self._outbox: deque[memoryview] = deque()
         self._exit: SystemExit | None = None
         host.board.own_code.add(Loop._inline.__code__)
@@ -104,6 +105,8 @@ class Loop:
             frame = self._backlog.popleft()
             self._active += 1
             call = frame[2]
+            if frame[1] & _wire.FLAG_MUTE:
+                self._muted.add(call)
             try:
                 name, method, args, kwargs = self._host.unpack(frame[5], frame[6])
             except Exception as error:
@@ -139,7 +142,7 @@ class Loop:
         finally:
             self._tasks.pop(call, None)
             self._asked.discard(call)
-        self._end(call, self._reply(name, value, error))
+        self._end(call, self._reply(call, name, value, error))
 
     def _inline(
         self, call: int, name: str, method: Callable[..., Any], args: Any, kwargs: Any
@@ -173,17 +176,18 @@ class Loop:
                 self._coroutine(call, name, lambda: awaitable), name=f"call {call} {name}"
             )
             return
-        self._end(call, self._reply(name, value, error))
+        self._end(call, self._reply(call, name, value, error))
 
     # --- replies out ---------------------------------------------------------
 
-    def _reply(self, name: str, value: Any, error: BaseException | None) -> Reply:
+    def _reply(self, call: int, name: str, value: Any, error: BaseException | None) -> Reply:
         if error is None:
-            return self._host.result(name, value)
+            return self._host.result(name, None if call in self._muted else value)
         return self._host.failure(name, error)
 
     def _end(self, call: int, reply: Reply) -> None:
         self._active -= 1
+        self._muted.discard(call)
         flags, body, bufs = reply
         self._send(_wire.pack_frame(_wire.KIND_RESULT, call, body, bufs, flags))
         if self._backlog:

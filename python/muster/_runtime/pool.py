@@ -137,6 +137,8 @@ class Pool:
             error = caught
         if isinstance(error, SystemExit):
             raise error
+        if frame[1] & _wire.FLAG_MUTE:
+            value = None
         flags, body, bufs = host.result(name, value) if error is None else host.failure(name, error)
         error = None
         with self._sending:

@@ -39,7 +39,7 @@ class Serial:
                     frame = stream.read()
                 except EOFError:
                     return
-            kind, _, call, _, _, body, parts = frame
+            kind, leg, call, _, _, body, parts = frame
             if kind != _wire.KIND_LEG:
                 continue
             name = "a method"
@@ -69,6 +69,8 @@ class Serial:
             frame = method = args = kwargs = body = None
             parts = ()
             if error is None:
+                if leg & _wire.FLAG_MUTE:
+                    value = None
                 flags, body, bufs = host.result(name, value)
             elif isinstance(error, SystemExit):
                 host.check_process()
