@@ -93,15 +93,18 @@ class Harness:
             _end_group(process)
         code = process.wait()  # before clear, which collects every dead child
         left = machine.clear(self.grace if in_time else 0.0)
-        share = others.share()
         record = _record(lines, began)
+        told = record.pop("cpu")
+        # Who tells nothing is too short a script to be held up by telling.
+        share = others.share(sum(told.values())) if told else 0.0
+        failure = record.pop("failure")
         if case.driver == "first" and in_time and code == 0:
             record["values"]["script.whole"] = took
         problem = ""
         if not in_time:
             problem = f"stopped after {case.limit:g} s"
         elif code != 0:
-            problem = f"exit code {code}: {_last_line(log)}"
+            problem = f"exit code {code}: {failure or _last_line(log)}"
         return {
             **record,
             "seconds": round(took, 2),
@@ -151,6 +154,8 @@ def _record(lines: list[bytes], began: float) -> dict[str, Any]:
     """A driver's lines as values; what is no line of ours is passed over."""
     values: dict[str, float] = {}
     parts: dict[str, dict[str, float]] = {}
+    cpu: dict[str, float] = {}
+    failure = ""
     for line in lines:
         try:
             found = json.loads(line)
@@ -162,7 +167,11 @@ def _record(lines: list[bytes], began: float) -> dict[str, Any]:
             values[found["moment"]] = found["at"] - began
         elif "parts" in found:
             parts[found["parts"]] = found["values"]
-    return {"values": values, "parts": parts}
+        elif "cpu" in found:
+            cpu |= found["cpu"]
+        elif "failure" in found:
+            failure = found["failure"]
+    return {"values": values, "parts": parts, "cpu": cpu, "failure": failure}
 
 
 def _last_line(log: Path) -> str:

@@ -8,8 +8,23 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
+from monarch.config import configure
 
 import probe
+
+#: Its own limits of 30 s are for machines with a core per process.
+PATIENCE = dict.fromkeys(
+    (
+        "host_spawn_ready_timeout",
+        "mesh_proc_spawn_max_idle",
+        "actor_spawn_max_idle",
+        "get_actor_state_max_idle",
+        "get_proc_state_max_idle",
+        "supervision_watchdog_timeout",
+        "message_delivery_timeout",
+    ),
+    "300s",
+)
 
 
 class Echo(Actor):  # type: ignore[misc]
@@ -39,6 +54,7 @@ class Monarch:
     """The host that the script itself is on."""
 
     def up(self) -> None:
+        configure(**PATIENCE)
         self._host = this_host()
         self._meshes = 0
 

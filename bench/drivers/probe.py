@@ -80,6 +80,15 @@ class Results:
     def parts(self, name: str, parts: dict[str, float]) -> None:
         self._line({"parts": name, "values": parts})
 
+    def failure(self, why: BaseException) -> None:
+        self._line({"failure": f"{type(why).__name__}: {why}"[:500]})
+
+    def account(self) -> None:
+        """Tells the CPU time of the script and all below it, for what nobody collects."""
+        tick = os.sysconf("SC_CLK_TCK")
+        pids = [os.getpid(), *_descendants(os.getpid())]
+        self._line({"cpu": {pid: _ticks(pid) / tick for pid in pids}})
+
     def _line(self, record: dict[str, Any]) -> None:
         os.write(self._descriptor, json.dumps(record).encode() + b"\n")
 
@@ -188,11 +197,26 @@ def _pss(pid: int) -> float:
 
 
 def _name(pid: int) -> str:
+    """What the process is: Muster's say it in their command line, others by their name."""
     try:
+        with open(f"/proc/{pid}/cmdline", errors="replace") as f:
+            words = f.read().replace("\0", " ").split()
+        if words and words[0] == "muster":
+            return " ".join(words[:2])
         with open(f"/proc/{pid}/comm") as f:
             return f.read().strip()
     except OSError:
         return "gone"
+
+
+def _ticks(pid: int) -> int:
+    """User and system time of a process."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            stat = f.read()
+    except OSError:
+        return 0  # it has just ended
+    return sum(int(x) for x in stat[stat.rindex(")") + 2 :].split()[11:13])
 
 
 def _descendants(root: int) -> list[int]:
@@ -250,12 +274,14 @@ def _calls(system: System, results: Results, p: dict[str, Any]) -> None:
     _check(system.pipeline(group, flight), [TOKEN] * flight)
     times = sample(lambda: system.pipeline(group, flight), p["batches"], p["seconds"])
     results.value("pipelined", flight / percentile(times, 0.50))
+    results.account()
     system.stop(group)
     group = system.start(1, "", max(p["threads"]))
     for threads in p["threads"]:
         callers = [system.caller(group) for _ in range(threads)]
         rate = rate_of_threads(callers, p["thread_seconds"])
         results.value(f"threads.{threads}", rate)
+    results.account()
     system.stop(group)
     began = time.perf_counter()
     system.down()
@@ -272,7 +298,8 @@ def _started(system: System, workers: int, heavy: str) -> tuple[Any, float]:
     return group, took
 
 
-def _stopped(system: System, group: Any) -> float:
+def _stopped(system: System, results: Results, group: Any) -> float:
+    results.account()
     watched = _watch(system.pids(group))
     began = time.perf_counter()
     system.stop(group)
@@ -289,7 +316,7 @@ def _fan(system: System, results: Results, p: dict[str, Any]) -> None:
         times = sample(lambda g=group: system.broadcast(g), p["calls"], p["seconds"])  # type: ignore[misc]
         results.value(f"fan.{workers}", percentile(times, 0.50))
         _memory(results, f"memory.{workers}", system.pids(group))
-        results.value(f"stop.{workers}", _stopped(system, group))
+        results.value(f"stop.{workers}", _stopped(system, results, group))
     system.down()
 
 
@@ -300,10 +327,11 @@ def _heavy(system: System, results: Results, p: dict[str, Any]) -> None:
     group, took = _started(system, workers, p["heavy"])
     results.value(f"heavy.start.{workers}", took)
     _memory(results, f"heavy.memory.{workers}", system.pids(group))
-    results.value(f"heavy.stop.{workers}", _stopped(system, group))
+    results.value(f"heavy.stop.{workers}", _stopped(system, results, group))
     if p["again"]:
         group, took = _started(system, workers, p["heavy"])
         results.value(f"heavy.again.{workers}", took)
+        results.account()
         system.stop(group)
     system.down()
 
@@ -330,4 +358,8 @@ _CASES: dict[str, Callable[[System, Results, dict[str, Any]], None]] = {
 def main(system: System) -> None:
     """Runs the case that the command line names: DRIVER CASE PARAMETERS-AS-JSON."""
     results = Results(_private_output())
-    _CASES[sys.argv[1]](system, results, json.loads(sys.argv[2]))
+    try:
+        _CASES[sys.argv[1]](system, results, json.loads(sys.argv[2]))
+    except BaseException as e:
+        results.failure(e)
+        raise

@@ -146,6 +146,11 @@ def test_a_failing_thread_is_raised() -> None:
 DRIVERS = {
     "good": 'import sys; print(\'noise\'); print(\'{"metric": "up", "value": 2.0}\')',
     "failing": 'import sys; print(\'{"metric": "up", "value": 2.0}\', flush=True); sys.exit(\'bad day\')',
+    "telling": """
+        import sys
+        print('{"failure": "ValueError: 30 s"}')
+        sys.exit("in the end")
+    """,
     "hanging": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()",
     "leaving": """
         import subprocess, sys
@@ -192,6 +197,8 @@ def test_a_failing_driver_keeps_what_it_measured(tmp_path: Path) -> None:
     record = harness(tmp_path, "failing", 30)
     assert record["values"] == {"up": 2.0}
     assert record["problem"] == "exit code 1: bad day"
+    record = harness(tmp_path, "telling", 30)
+    assert record["problem"] == "exit code 1: ValueError: 30 s"
 
 
 def test_a_hanging_driver_is_ended_at_its_limit(tmp_path: Path) -> None:
