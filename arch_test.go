@@ -63,6 +63,7 @@ var dependencies = map[string]string{
 	"github.com/spf13/pflag":   "cobra's flags",
 	"github.com/tinylib/msgp":  "generated msgpack codecs: no reflection on the call path",
 	"github.com/philhofer/fwd": "msgp's reader",
+	"go.yaml.in/yaml/v3":       "plans with the line of each key; the YAML organisation's own, without dependencies",
 	"golang.org/x/sys":         "subreapers, pidfds, descriptors over sockets",
 }
 

@@ -21,6 +21,12 @@ const (
 	wantedFiles    uint = 1 << 20
 )
 
+// FilesFor is how many open files the agent of a node needs at most for so many
+// workers.
+func FilesFor(workers int) int {
+	return workers*(filesPerWorker+filesPerRelay+filesPerSpawn) + filesToSpare
+}
+
 // raiseFiles raises the soft limit of open files as far as the hard one allows
 // and returns it. Go does that for itself, and gives children the old one back;
 // so it does nothing unless someone took that away.

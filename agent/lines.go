@@ -91,7 +91,7 @@ func (s *splitter) append(text []byte) {
 }
 
 func (s *splitter) put(line []byte, mark string) {
-	text := escape(line) + mark
+	text := Escape(line) + mark
 	if s.goesOn {
 		text = goesOnMark + text
 	}
@@ -111,10 +111,10 @@ func wholeRunes(b []byte) int {
 	return len(b)
 }
 
-// escape makes a line safe to show: what is not UTF-8, controls, and the marks
+// Escape makes a line safe to show: what is not UTF-8, controls, and the marks
 // that turn the direction of text become \xNN or \uNNNN. Tabs and colours stay,
 // and colours end with the line.
-func escape(line []byte) string {
+func Escape(line []byte) string {
 	if plain(line) {
 		return string(line)
 	}

@@ -86,7 +86,7 @@ func TestEscape(t *testing.T) {
 		"\xe2\x82":            `\xe2\x82`,
 		"half \xf0\x9f\x98 x": `half \xf0\x9f\x98 x`,
 	} {
-		if got := escape([]byte(in)); got != want {
+		if got := Escape([]byte(in)); got != want {
 			t.Errorf("%q gave %q, want %q", in, got, want)
 		}
 	}

@@ -3,67 +3,107 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
 
-// Exit codes.
-const (
-	exitFailed = 1 // it was tried and failed
-	exitUsage  = 2 // the command line is wrong
-)
-
-// exitError carries an exit code through cobra; a nil err was told already.
-type exitError struct {
-	code int
-	err  error
-}
-
-func (e *exitError) Error() string {
-	if e.err == nil {
-		return fmt.Sprintf("exit code %d", e.code)
-	}
-	return e.err.Error()
-}
-func (e *exitError) Unwrap() error { return e.err }
-
 // Main runs the command and returns its exit code.
-func Main(args []string) int {
-	root := &cobra.Command{
-		Use:           "muster",
-		Short:         "Named clusters of GPU workers for RL post-training",
-		Version:       wire.Release,
-		SilenceUsage:  true,
-		SilenceErrors: true,
-	}
-	root.SetVersionTemplate("muster {{.Version}}\n")
-	root.AddCommand(runCommand(), versionCommand(), headCommand(), agentCommand(), wardenCommand())
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
+func Main(args []string) int { return execute(args, os.Stdout, os.Stderr) }
+
+func execute(args []string, out, errs io.Writer) int {
+	root := rootCommand()
 	root.SetArgs(args)
+	root.SetOut(out)
+	root.SetErr(errs)
 	err := root.Execute()
 	if err == nil {
 		return 0
 	}
-	var exit *exitError
-	if !errors.As(err, &exit) {
-		exit = &exitError{exitFailed, err}
-	}
+	exit := exitOf(err)
 	if exit.err != nil {
-		fmt.Fprintln(os.Stderr, "muster:", exit.err)
+		fmt.Fprintln(errs, "muster:", exit.err)
 	}
 	return exit.code
 }
 
-func versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "version",
-		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) {
-			fmt.Fprintf(cmd.OutOrStdout(), "muster %s, protocol %d\n", wire.Release, wire.Version)
-		},
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "muster",
+		Short: "Named clusters of GPU workers for RL post-training",
+		Long: `Named clusters of GPU workers for RL post-training.
+
+Scripts start all they need by themselves: python script.py, or muster run.
+The other commands look at what a script would do, or does.`,
+		Example: `  muster run --virtual 4x8 pipeline.py
+  muster plan layout.yaml
+  muster status
+  muster stacks actor_train`,
+		Version:                    wire.Release,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
+		Args:                       cobra.ArbitraryArgs,
+		RunE:                       noCommand,
 	}
+	root.SetVersionTemplate("muster {{.Version}}\n")
+	root.AddCommand(
+		runCommand(), planCommand(), doctorCommand(), statusCommand(), logsCommand(), stacksCommand(),
+		versionCommand(), headCommand(), agentCommand(), wardenCommand(), exitCodesTopic(),
+	)
+	root.SetFlagErrorFunc(wrongFlag)
+	return root
+}
+
+// noCommand is what muster alone does: it helps, or guesses what was meant.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	name := shown(args[0])
+	switch near := spec.NearestName(args[0], names); {
+	case strings.HasSuffix(args[0], ".py"):
+		return usage("there is no command %s; to run a script: muster run %s", name, name)
+	case near != "":
+		return usage("there is no command %s; did you mean %s?", name, near)
+	}
+	return usage("there is no command %s; there are %s (muster help)", name, strings.Join(names, ", "))
+}
+
+// wrongFlag says which flag may have been meant.
+func wrongFlag(cmd *cobra.Command, err error) error {
+	var unknown *pflag.NotExistError
+	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
+		return usage("%v (muster %s --help)", err, cmd.Name())
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	if near := spec.NearestName(unknown.GetSpecifiedName(), names); near != "" {
+		return usage("there is no flag --%s; did you mean --%s?", shown(unknown.GetSpecifiedName()), near)
+	}
+	return usage("there is no flag --%s; there are --%s", shown(unknown.GetSpecifiedName()), strings.Join(names, ", --"))
+}
+
+// noArguments refuses what follows a command that takes nothing.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage("muster %s takes no arguments, and here is %s", cmd.Name(), shown(args[0]))
+	}
+	return nil
 }

@@ -110,11 +110,14 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 	return cl, nil
 }
 
-// checkFilesLocked refuses what the head's own open files cannot carry: a call
-// connection a worker, and one more where it calls others.
+// FilesFor is how many open files a head needs at most for so many workers: a
+// call connection each, and one more where it calls others.
+func FilesFor(workers int) int { return workers*2 + 64 }
+
+// checkFilesLocked refuses what the head's own open files cannot carry.
 func (h *Head) checkFilesLocked(cl *cluster) error {
 	limit := openFiles()
-	need := uint64(len(h.workers)+len(cl.plan.Workers))*2 + 64 //nolint:gosec // counts
+	need := uint64(FilesFor(len(h.workers) + len(cl.plan.Workers))) //nolint:gosec // a count
 	if limit > 0 && need > limit {
 		return spec.Errorf(spec.CodeLimit, "cluster %s: %d workers need up to %d open files, the limit is %d: raise it (ulimit -n %d) and start again",
 			cl.Name, len(h.workers)+len(cl.plan.Workers), need, limit, need)

@@ -82,6 +82,9 @@ func (h *Head) joinedLocked() int {
 }
 
 func (h *Head) reserveLocked(owner *caller, req *wire.PoolCreate) (*spec.Pool, error) {
+	if owner.left {
+		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
+	}
 	if h.backendErr != nil {
 		return nil, spec.Errorf(spec.CodeResources, "%v", h.backendErr)
 	}
@@ -139,14 +142,19 @@ func (h *Head) plan(req *wire.PlanRequest) (*wire.PlanAnswer, error) {
 	if p == nil {
 		return nil, spec.Errorf(spec.CodeNotFound, "there is no pool %d (any more)", req.Pool)
 	}
-	a := &wire.PlanAnswer{Pool: p.Pool}
+	return Plan(p.Pool, req.Clusters)
+}
+
+// Plan says who would sit where in a pool; its errors are those of a start.
+func Plan(pool spec.Pool, clusters []spec.Cluster) (*wire.PlanAnswer, error) {
+	a := &wire.PlanAnswer{Pool: pool}
 	var plans []placement.Plan
-	for _, s := range req.Clusters {
-		pl, err := placement.Place(p.Pool, s)
+	for _, s := range clusters {
+		pl, err := placement.Place(pool, s)
 		if err != nil {
 			return nil, err
 		}
-		info := wire.ClusterInfo{Name: s.Name, Pool: p.ID}
+		info := wire.ClusterInfo{Name: s.Name, Pool: pool.ID}
 		for _, w := range pl.Workers {
 			info.Workers = append(info.Workers, workerInfo(&w))
 			info.Ranks = append(info.Ranks, w.Info)
@@ -154,7 +162,7 @@ func (h *Head) plan(req *wire.PlanRequest) (*wire.PlanAnswer, error) {
 		a.Clusters = append(a.Clusters, info)
 		plans = append(plans, pl)
 	}
-	a.Text = placement.Draw(p.Pool, plans)
+	a.Text = placement.Draw(pool, plans)
 	return a, nil
 }
 

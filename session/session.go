@@ -8,7 +8,6 @@ package session
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,16 +32,32 @@ type Session struct {
 	Pid    int
 }
 
-// Base is the folder that holds the sessions of this user.
+// longestName is that of a session, as New makes it.
+const longestName = len("/4194304-0123456789ab")
+
+// Places are the folders that may hold sessions of this user, in the order in
+// which New tries them. MUSTER_DIR, where set, is the only one; else sessions
+// are found also from a terminal whose variables differ from the script's.
+func Places() []string {
+	mine := "muster-" + strconv.Itoa(os.Getuid())
+	if named := os.Getenv("MUSTER_DIR"); named != "" {
+		return []string{filepath.Join(named, mine)}
+	}
+	var places []string
+	for _, root := range []string{os.Getenv("XDG_RUNTIME_DIR"), os.TempDir(), "/tmp", filepath.Join("/run/user", strconv.Itoa(os.Getuid()))} {
+		if place := filepath.Join(root, mine); root != "" && !slices.Contains(places, place) {
+			places = append(places, place)
+		}
+	}
+	return places
+}
+
+// Base is the folder that new sessions of this user go into, made if need be.
 func Base() (string, error) {
 	var tried []string
-	for _, root := range []string{os.Getenv("MUSTER_DIR"), os.Getenv("XDG_RUNTIME_DIR"), os.TempDir(), "/tmp"} {
-		if root == "" {
-			continue
-		}
-		base := filepath.Join(root, "muster-"+strconv.Itoa(os.Getuid()))
-		if len(base)+len("/4194304-0123456789ab") > maxSocketPath {
-			tried = append(tried, base+" is too long for a socket")
+	for _, base := range Places() {
+		if over := len(base) + longestName - maxSocketPath; over > 0 {
+			tried = append(tried, fmt.Sprintf("%s is too long to hold sockets, by %d characters", base, over))
 			continue
 		}
 		if err := private(base); err != nil {
@@ -51,7 +66,7 @@ func Base() (string, error) {
 		}
 		return base, nil
 	}
-	return "", fmt.Errorf("no folder for sockets: %s", strings.Join(tried, "; "))
+	return "", fmt.Errorf("no folder for sockets: %s. Set MUSTER_DIR to a folder with a short name that you can write to", strings.Join(tried, "; "))
 }
 
 // private makes a folder that only this user can enter, and checks that it is.
@@ -59,15 +74,21 @@ func private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return err
-	}
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !info.IsDir() || !ok || int(st.Uid) != os.Getuid() {
+	if !ours(dir) {
 		return fmt.Errorf("%s is not a folder of this user's", dir)
 	}
 	return os.Chmod(dir, 0o700)
+}
+
+// ours says that dir is a folder, no link, and of this user: others can make
+// names in /tmp.
+func ours(dir string) bool {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return info.IsDir() && ok && int(st.Uid) == os.Getuid()
 }
 
 // New makes the folders of a session for this process.
@@ -84,11 +105,8 @@ func New() (Session, error) {
 	s := Session{Pid: os.Getpid()}
 	s.Name = strconv.Itoa(s.Pid) + "-" + hex.EncodeToString(random)
 	s.Dir = filepath.Join(base, s.Name)
-	logs := os.Getenv("MUSTER_LOG_DIR")
-	if logs == "" {
-		logs = filepath.Join(base, "logs")
-	}
-	s.LogDir = filepath.Join(logs, time.Now().Format("20060102-150405")+"-"+s.Name)
+	logs := LogsOf(base)
+	s.LogDir = filepath.Join(logs, time.Now().Format(stamp)+s.Name)
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return Session{}, fmt.Errorf("cannot make the folder for sockets: %w", err)
 	}
@@ -100,19 +118,56 @@ func New() (Session, error) {
 	return s, nil
 }
 
-// List returns the sessions of this user whose head is alive, oldest first.
-func List() ([]Session, error) {
-	base, err := Base()
-	if err != nil {
-		return nil, err
+// LogsOf is where the sessions of a base keep their logs.
+func LogsOf(base string) string {
+	if named := os.Getenv("MUSTER_LOG_DIR"); named != "" {
+		return named
 	}
+	return filepath.Join(base, "logs")
+}
+
+// List returns the sessions of this user whose head is alive, oldest first. It
+// makes nothing, and passes over what cannot be read.
+func List() []Session {
 	var live []Session
-	for _, s := range all(base) {
-		if alive(s.Pid) {
-			live = append(live, s)
+	begun := map[string]time.Time{}
+	for _, base := range Places() {
+		if !ours(base) {
+			continue
+		}
+		for _, s := range all(base) {
+			info, err := os.Stat(s.Dir)
+			if err == nil && alive(s.Pid) {
+				begun[s.Dir] = info.ModTime()
+				live = append(live, s)
+			}
 		}
 	}
-	return live, nil
+	slices.SortStableFunc(live, func(a, b Session) int { return begun[a.Dir].Compare(begun[b.Dir]) })
+	return live
+}
+
+// Ended returns the sessions whose logs are still there and whose head is gone,
+// newest first. They have no Dir.
+func Ended() []Session {
+	var past []Session
+	seen := map[string]bool{}
+	for _, base := range Places() {
+		logs := LogsOf(base)
+		if seen[logs] {
+			continue
+		}
+		seen[logs] = true
+		for _, name := range stampedFolders(logs) {
+			if pid := pidOf(name[stampLength:]); pid > 0 && !alive(pid) && ours(filepath.Join(logs, name)) {
+				past = append(past, Session{Name: name[stampLength:], LogDir: filepath.Join(logs, name), Pid: pid})
+			}
+		}
+	}
+	slices.SortStableFunc(past, func(a, b Session) int {
+		return strings.Compare(filepath.Base(b.LogDir), filepath.Base(a.LogDir))
+	})
+	return past
 }
 
 // Token reads what opens a session's head.
@@ -131,23 +186,29 @@ func all(base string) []Session {
 	}
 	var found []Session
 	for _, e := range entries {
-		pid, _, ok := strings.Cut(e.Name(), "-")
-		n, err := strconv.Atoi(pid)
-		if ok && err == nil && e.IsDir() {
-			found = append(found, Session{Name: e.Name(), Dir: filepath.Join(base, e.Name()), Pid: n})
+		if pid := pidOf(e.Name()); pid > 0 && e.IsDir() {
+			found = append(found, Session{Name: e.Name(), Dir: filepath.Join(base, e.Name()), Pid: pid})
 		}
 	}
 	return found
 }
 
-// alive says that a process of this number is there and runs this program: a
-// number can come again.
-func alive(pid int) bool {
-	if err := syscall.Kill(pid, 0); err != nil && !errors.Is(err, syscall.EPERM) {
-		return false
+// pidOf is the head's in a session's name, 0 for what is no such name.
+func pidOf(name string) int {
+	pid, _, ok := strings.Cut(name, "-")
+	n, err := strconv.Atoi(pid)
+	if !ok || err != nil {
+		return 0
 	}
+	return n
+}
+
+// alive says that a process of this number is there and is a head: a number can
+// come again.
+func alive(pid int) bool {
 	cmdline, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	return err == nil && strings.Contains(string(cmdline), "muster")
+	words := strings.Split(string(cmdline), "\x00")
+	return err == nil && len(words) > 1 && words[1] == "head"
 }
 
 // sweep removes what heads that were killed, with all below them, left behind.
@@ -159,22 +220,38 @@ func sweep(base string) {
 	}
 }
 
-// prune keeps the newest logs.
+// prune keeps the newest logs, and those of sessions that still run.
 func prune(logs string) {
+	names := stampedFolders(logs)
+	for _, name := range names[:max(0, len(names)-keptLogs)] {
+		if !alive(pidOf(name[stampLength:])) {
+			_ = os.RemoveAll(filepath.Join(logs, name))
+		}
+	}
+}
+
+// stamp begins the name of each folder of logs.
+const (
+	stamp       = "20060102-150405-"
+	stampLength = len(stamp)
+)
+
+// stampedFolders are those that New made, oldest first: a folder that the user
+// named may hold other things.
+func stampedFolders(logs string) []string {
 	entries, err := os.ReadDir(logs)
 	if err != nil {
-		return
+		return nil
 	}
 	var names []string
 	for _, e := range entries {
-		// Only what New made: a folder that the user named may hold other things.
-		if e.IsDir() && len(e.Name()) > 16 && e.Name()[8] == '-' && e.Name()[15] == '-' {
+		if len(e.Name()) <= stampLength || !e.IsDir() {
+			continue
+		}
+		if _, err := time.Parse(stamp, e.Name()[:stampLength]); err == nil {
 			names = append(names, e.Name())
 		}
 	}
 	slices.Sort(names)
-	for len(names) > keptLogs {
-		_ = os.RemoveAll(filepath.Join(logs, names[0]))
-		names = names[1:]
-	}
+	return names
 }

@@ -1,0 +1,128 @@
+package cli
+
+import (
+	"github.com/muster-rl/muster/wire"
+)
+
+// What programs get: names that stay, without what only Muster's own processes
+// need.
+
+type sessionView struct {
+	Session  string        `json:"session"`
+	Pid      int           `json:"head_pid"`
+	Error    string        `json:"error,omitempty"` // it did not answer; the rest is empty
+	Release  string        `json:"release"`
+	Owner    int           `json:"owner_pid"` // 0: a head of its own
+	Script   string        `json:"script"`
+	UpSec    float64       `json:"up_seconds"`
+	LogDir   string        `json:"log_dir"`
+	Virtual  string        `json:"virtual"`
+	Nodes    []nodeView    `json:"nodes"`
+	Clusters []clusterView `json:"clusters"`
+	Calls    []callView    `json:"calls"`
+}
+
+type nodeView struct {
+	Name    string       `json:"name"`
+	State   string       `json:"state"`
+	Why     string       `json:"why,omitempty"`
+	Trouble string       `json:"trouble,omitempty"`
+	Address string       `json:"address"`
+	Cores   int          `json:"cores"`
+	Memory  uint64       `json:"memory_bytes"`
+	Devices []deviceView `json:"devices"`
+}
+
+type deviceView struct {
+	Index  int    `json:"index"`
+	ID     string `json:"id"`
+	Kind   string `json:"kind"`
+	Name   string `json:"name"`
+	Memory uint64 `json:"memory_bytes"`
+}
+
+type clusterView struct {
+	Name    string       `json:"name"`
+	Pool    int          `json:"pool"`
+	World   int          `json:"world_size"`
+	Shape   shapeView    `json:"shape"`
+	Workers []workerView `json:"workers"`
+}
+
+type shapeView struct {
+	DP int `json:"dp"`
+	TP int `json:"tp"`
+	PP int `json:"pp"`
+	CP int `json:"cp"`
+}
+
+type workerView struct {
+	Rank    int    `json:"rank"`
+	Name    string `json:"name"`
+	Node    string `json:"node"`
+	Devices []int  `json:"devices"`       // ids in the pool
+	Local   []int  `json:"local_devices"` // numbers on its node
+	State   string `json:"state,omitempty"`
+	Pid     int    `json:"pid,omitempty"`
+	LogFile string `json:"log_file,omitempty"`
+}
+
+type callView struct {
+	Cluster string  `json:"cluster"`
+	Method  string  `json:"method"`
+	State   string  `json:"state"`
+	AgeSec  float64 `json:"age_seconds"`
+	Ranks   int     `json:"ranks"`
+	Missing []int   `json:"not_answered"`
+	Caller  string  `json:"caller"`
+}
+
+func viewOf(r running) sessionView {
+	s := r.status
+	v := sessionView{
+		Session: r.Name, Pid: r.Pid, Release: s.Release, Owner: s.Owner, Script: s.Script, UpSec: s.UpSec,
+		LogDir: s.LogDir, Virtual: s.Virtual,
+		Nodes: []nodeView{}, Clusters: clusterViews(s.Clusters), Calls: []callView{},
+	}
+	if r.err != nil {
+		v.Error = r.err.Error()
+	}
+	for _, n := range s.Nodes {
+		node := nodeView{
+			Name: n.Node.Name, State: n.State, Why: n.Why, Trouble: n.Node.Trouble, Address: n.Node.Address,
+			Cores: n.Node.Cores, Memory: n.Node.Memory, Devices: []deviceView{},
+		}
+		for _, d := range n.Node.Devices {
+			node.Devices = append(node.Devices, deviceView{d.Index, d.ID, d.Kind, d.Name, d.Memory})
+		}
+		v.Nodes = append(v.Nodes, node)
+	}
+	for _, c := range s.Calls {
+		v.Calls = append(v.Calls, callView{c.Cluster, c.Method, c.State, c.AgeSec, c.Legs, append([]int{}, c.Out...), c.Caller})
+	}
+	return v
+}
+
+func clusterViews(clusters []wire.ClusterInfo) []clusterView {
+	views := make([]clusterView, 0, len(clusters))
+	for _, cl := range clusters {
+		v := clusterView{Name: cl.Name, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}}
+		if len(cl.Ranks) > 0 {
+			r := cl.Ranks[0]
+			v.Shape = shapeView{r.DPSize, r.TPSize, r.PPSize, r.CPSize}
+		}
+		for _, w := range cl.Workers {
+			worker := workerView{
+				Rank: w.Rank, Name: w.Name, Node: w.NodeName, Devices: []int{}, Local: []int{},
+				State: w.State, Pid: w.Pid, LogFile: w.LogFile,
+			}
+			for _, d := range w.Devices {
+				worker.Devices = append(worker.Devices, d.Global)
+				worker.Local = append(worker.Local, d.Device)
+			}
+			v.Workers = append(v.Workers, worker)
+		}
+		views = append(views, v)
+	}
+	return views
+}
