@@ -9,12 +9,13 @@
 //
 //	state      event                         next       orders
 //	-          Submit, nothing in its way    running    Send
-//	-          Submit, waits for a future
-//	           or behind a call that does    held       -
+//	-          Submit, waits for a future,
+//	           behind a call that does, or a
+//	           worker has MaxOut legs out    held       -
 //	-          Submit, a rank is dead, or
 //	           a wait would close a cycle    answered   Fail
-//	held       futures here and first in
-//	           its cluster's queue           running    Send
+//	held       futures here, first in its
+//	           cluster's queue, room again   running    Send
 //	held       a future failed, Cancel       answered   Fail
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)

@@ -30,6 +30,7 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 	if w := l.Worker; w.Serial && len(w.out) > 0 && w.out[0] == c {
 		w.waits = nil // it was the one that ran, so nothing on w waits any more
 	}
+	full := c.Cluster.full > 0
 	l.Worker.removeOut(c)
 	c.left--
 	if r.Err != nil && c.first == nil {
@@ -66,6 +67,9 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 	if c.left == 0 {
 		t.finish(c)
 	}
+	if full {
+		t.release(c.Cluster)
+	}
 }
 
 // dyingPeer is a worker of c whose end is seen but not explained yet.
@@ -80,7 +84,6 @@ func (c *Call) dyingPeer() *Worker {
 
 // finish ends a call whose last leg is done.
 func (t *Table) finish(c *Call) {
-	c.Cluster.flight--
 	switch c.State {
 	case Running:
 		t.answer(c, c.firstUntold())
@@ -243,7 +246,8 @@ func (t *Table) cancel(c *Call) {
 // cancelOthers has the legs that are out ended, with the calls they made.
 func (t *Table) cancelOthers(c *Call) {
 	for i := range c.Legs {
-		if !c.Legs[i].Done && c.Legs[i].Worker.Dead == nil {
+		if l := &c.Legs[i]; !l.Done && !l.ending && l.Worker.Dead == nil {
+			l.ending = true // once, also where many workers are lost together
 			t.op(CancelLeg, c, i, nil)
 		}
 	}
@@ -283,8 +287,7 @@ func (t *Table) Expire(c *Call) []Op {
 	switch c.State {
 	case Held:
 		t.unhold(c)
-		t.refuse(c, spec.Errorf(spec.CodeTimeout,
-			"%s: the deadline passed before it was sent: it waits for the result of another call (%s)", c.Title(), c.needed()))
+		t.refuse(c, spec.Errorf(spec.CodeTimeout, "%s: the deadline passed before it was sent: %s", c.Title(), c.heldBy()))
 		t.release(c.Cluster)
 	case Running:
 		c.State = Expiring
@@ -338,11 +341,15 @@ func (c *Call) missing() string {
 	return fmt.Sprintf("%d of %d ranks (%s)", len(out), len(c.Legs), strings.Join(names, ", "))
 }
 
-func (c *Call) needed() string {
-	if len(c.needs) == 0 {
-		return "of the calls before it"
+// heldBy says what a call that is not sent yet waits for.
+func (c *Call) heldBy() string {
+	switch {
+	case len(c.needs) > 0:
+		return "it waits for the result of " + c.needs[0].Title()
+	case c.Cluster.full > 0:
+		return fmt.Sprintf("a worker has %d calls queued already", MaxOut)
 	}
-	return c.needs[0].Title()
+	return "the calls before it wait for results of others"
 }
 
 func (c *Call) cancelled(more string) *spec.Error {

@@ -53,7 +53,7 @@ func (t *Table) place(c *Call) {
 			return
 		}
 	}
-	if len(c.needs) > 0 || len(cl.held) > 0 {
+	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 {
 		c.State = Held
 		cl.held = append(cl.held, c)
 		return
@@ -92,10 +92,8 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 // send lets a call go out.
 func (t *Table) send(c *Call) {
 	c.State = Running
-	c.Cluster.flight++
 	for i := range c.Legs {
-		w := c.Legs[i].Worker
-		w.out = append(w.out, c)
+		c.Legs[i].Worker.addOut(c)
 	}
 	t.op(Send, c, -1, nil)
 	if len(c.Legs) == 0 {
@@ -105,7 +103,7 @@ func (t *Table) send(c *Call) {
 
 // release sends what is at the front of a cluster's queue and waits no more.
 func (t *Table) release(cl *Cluster) {
-	for len(cl.held) > 0 && len(cl.held[0].needs) == 0 {
+	for len(cl.held) > 0 && len(cl.held[0].needs) == 0 && cl.full == 0 {
 		c := cl.held[0]
 		cl.held = cl.held[1:]
 		dead := (*spec.Error)(nil)
@@ -127,12 +125,12 @@ func (t *Table) release(cl *Cluster) {
 func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
 	if c.State == Running {
-		c.Cluster.flight--
 		for i := range c.Legs {
 			c.Legs[i].Worker.removeOut(c)
 		}
 	}
 	t.refuse(c, err)
+	t.release(c.Cluster)
 	return t.ops
 }
 

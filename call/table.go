@@ -37,6 +37,7 @@ type Leg struct {
 	Worker *Worker
 	Done   bool // answered, lost or skipped
 	told   bool // of a Split call: its caller has the answer
+	ending bool // CancelLeg was ordered
 	Result Result
 }
 
@@ -60,12 +61,13 @@ type Cluster struct {
 	Name    string
 	Workers []*Worker
 	held    []*Call // not sent yet, in order
-	flight  int     // calls with legs out
+	full    int     // workers with MaxOut legs
 	gone    *spec.Error
 }
 
-// InFlight is how many calls have legs out or wait to be sent.
-func (c *Cluster) InFlight() int { return c.flight + len(c.held) }
+// MaxOut is how many legs a worker has out at most; further calls of its cluster
+// are held until it has fewer.
+const MaxOut = 1000
 
 // Request is a call as it comes in.
 type Request struct {
@@ -234,9 +236,19 @@ func (t *Table) Acked(c *Call) {
 	t.forget(c)
 }
 
+func (w *Worker) addOut(c *Call) {
+	w.out = append(w.out, c)
+	if len(w.out) == MaxOut {
+		w.Cluster.full++
+	}
+}
+
 func (w *Worker) removeOut(c *Call) {
 	for i, o := range w.out {
 		if o == c {
+			if len(w.out) == MaxOut {
+				w.Cluster.full--
+			}
 			if i == 0 {
 				w.out[0] = nil
 				w.out = w.out[1:]

@@ -91,6 +91,9 @@ func findCycle(w *Worker, c *Call) []string {
 				if before == c {
 					break
 				}
+				if seen[before] {
+					continue
+				}
 				path = append(path, c.Title()+" comes after "+before.Title())
 				if visit(before) {
 					return true

@@ -51,12 +51,16 @@ func (h *Head) serve(c *wire.Conn, trusted bool) {
 		p, err := h.greet(c, trusted)
 		if err == nil {
 			err = h.read(c, p)
+			var told *spec.Error
+			if errors.As(err, &told) { // what was wrong with what it sent
+				c.Send(wire.Header{Kind: wire.KindClose}, wire.AppendError(nil, told), nil)
+			}
 			p.gone(err)
 		}
 		h.mu.Lock()
 		delete(h.conns, c)
 		h.mu.Unlock()
-		_ = c.Close()
+		_ = c.CloseWhenFlushed()
 	}()
 }
 

@@ -38,9 +38,9 @@ var rankZero = []int{0}
 
 // Back-pressure: beyond these a controller's next call waits to be read.
 const (
-	maxInFlight = 1000      // calls of a cluster
-	maxBacklog  = 64 << 20  // bytes not taken by a worker
-	maxBytes    = 256 << 20 // bytes of arguments of one controller's calls
+	maxBacklog = 64 << 20  // bytes not taken by a worker
+	maxBytes   = 256 << 20 // of one controller's calls that are not answered
+	callBytes  = 1 << 10   // what a call counts for beside its arguments
 )
 
 // call takes a Call frame.
@@ -61,7 +61,7 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 		h.mu.Unlock()
 		return nil
 	}
-	p.size = wire.Size(nil, payload, f.Bufs)
+	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
 	made, ops := h.table.Submit(h.requestOf(c, f.ID, r, p))
 	if made.State == call.Held && len(p.waits) == 0 && p.parts == nil { // behind one that waits
@@ -73,7 +73,7 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	if p.timeout > 0 && made.State != call.Answered {
 		p.timer = time.AfterFunc(p.timeout, func() { h.expire(made) })
 	}
-	c.throttleLocked(p.cluster, b)
+	c.throttleLocked(b)
 	h.mu.Unlock()
 	return nil
 }
@@ -88,7 +88,10 @@ func (h *Head) prepareLocked(p *pending, r *route, payload []byte, f *wire.Frame
 	h.mu.Unlock() // cutting copies the arguments: not under the lock
 	defer h.mu.Lock()
 	if err := p.args.Parse(payload, f.Bufs); err != nil {
-		return spec.AsError(err)
+		e := *spec.AsError(err)
+		e.Message = p.method.title + ": its arguments: " + e.Message
+		e.Cluster, e.Method = p.cluster.Name, p.method.Name
+		return &e
 	}
 	if p.marked {
 		p.waits = p.futures()
@@ -190,8 +193,8 @@ func (c *caller) ackLocked(ack uint32) {
 
 // throttleLocked waits while the caller is over its limits. A relayed caller
 // shares its connection with others and is not held up.
-func (c *caller) throttleLocked(cl *cluster, b *batch) {
-	if c.conn == nil || (b.slow == nil && cl.InFlight() < maxInFlight && c.bytes <= maxBytes) {
+func (c *caller) throttleLocked(b *batch) {
+	if c.conn == nil || (b.slow == nil && c.bytes <= maxBytes) {
 		b.slow = nil
 		return
 	}
@@ -204,7 +207,7 @@ func (c *caller) throttleLocked(cl *cluster, b *batch) {
 	}
 	c.h.mu.Lock()
 	c.h.throttled++
-	for (cl.InFlight() >= maxInFlight || c.bytes > maxBytes) && !c.left {
+	for c.bytes > maxBytes && !c.left {
 		c.h.free.Wait()
 	}
 	c.h.throttled--

@@ -86,6 +86,7 @@ type Head struct {
 	over     chan struct{} // closed when the head should end
 	overWhy  string
 	serving  sync.WaitGroup
+	launches sync.WaitGroup // StartNodes under way
 	conns    map[*wire.Conn]bool
 }
 
@@ -161,8 +162,8 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 		open = append(open, c)
 	}
 	h.mu.Unlock()
-	for _, c := range open {
-		_ = c.CloseWhenFlushed()
+	for _, c := range open { // side by side: some may not read any more
+		h.serving.Go(func() { _ = c.CloseWhenFlushed() })
 	}
 	h.serving.Wait()
 	return errors.Join(err, os.RemoveAll(h.opts.Dir))
@@ -180,6 +181,7 @@ func (h *Head) end(why string) {
 
 // takeDown stops clusters, then agents.
 func (h *Head) takeDown() error {
+	h.launches.Wait() // an agent that is being launched must not be missed
 	h.mu.Lock()
 	grace := time.Duration(0)
 	for _, cl := range h.clusters {

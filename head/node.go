@@ -28,10 +28,27 @@ type node struct {
 // StartNodes launches the agents of all nodes the backend has. It returns when
 // they are launched, not when they have joined.
 func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Runtime) {
+	h.mu.Lock()
+	if h.isOver {
+		h.mu.Unlock()
+		return
+	}
+	h.launches.Add(1)
+	h.mu.Unlock()
+	defer h.launches.Done()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-h.over:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	b, err := h.opts.Backend(v, virtual)
 	var names []string
 	if err == nil {
-		names, err = b.Nodes(context.Background())
+		names, err = b.Nodes(ctx)
 	}
 	h.mu.Lock()
 	h.virtual, h.nodesKnown = v, true
@@ -43,18 +60,17 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 	}
 	nodes := append([]*node(nil), h.nodes...)
 	h.announceLocked()
-	over := h.isOver
 	h.mu.Unlock()
-	if over {
-		return
-	}
 	for _, n := range nodes {
+		if ctx.Err() != nil {
+			return
+		}
 		n.info.Index = n.index
 		devices := -1
 		if virtual {
 			devices = v.Devices
 		}
-		agent, err := b.Launch(context.Background(), backend.Join{
+		agent, err := b.Launch(ctx, backend.Join{
 			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
 			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
 			Python: warm.Python,
@@ -203,8 +219,9 @@ func (n *node) gone(err error) {
 	n.links = map[uint32]peer{}
 	agent := n.agent
 	n.h.mu.Unlock()
+	n.h.serving.Go(func() { _ = n.conn.CloseWhenFlushed() }) // its end is waited for below
 	for _, who := range links {
-		who.gone(err)
+		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) // whatever it was, no fault of theirs
 	}
 	if agent == nil {
 		return
