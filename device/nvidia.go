@@ -31,13 +31,20 @@ type instance struct {
 	Compute int    `json:"compute_instance"`
 }
 
-// cudaVisible is how CUDA reads CUDA_VISIBLE_DEVICES, as its driver 580 was
-// seen to do (docs/devices.md).
+// cudaVisible is how CUDA reads CUDA_VISIBLE_DEVICES; TestAsCUDADoes has what
+// it was seen to do. Of a UUID the start will do, its hexadecimals in either
+// case, and what follows a whole one is ignored.
 var cudaVisible = rule{
-	number:   leadingNumber,
-	fits:     func(name, entry string) bool { return isUUID(entry) && strings.HasPrefix(name, cutUUID(entry)) },
+	number: leadingNumber,
+	fits: func(name, entry string) bool {
+		return isUUID(entry) && (startsWith(name, entry) || startsWith(entry, name))
+	},
 	sort:     uuidPrefix,
 	repeated: repeatedEmpties,
+}
+
+func startsWith(text, start string) bool {
+	return len(start) <= len(text) && strings.EqualFold(text[:len(start)], start)
 }
 
 // uuidPrefix is "GPU-" or "MIG-", "" for what is neither.
@@ -51,19 +58,7 @@ func uuidPrefix(entry string) string {
 }
 
 func isUUID(entry string) bool {
-	return uuidPrefix(entry) != "" && len(cutUUID(entry)) > len(uuidPrefix(entry))
-}
-
-// cutUUID cuts off what follows a UUID and cannot be part of it. MIG-GPU-…/1/0
-// is an older name of an instance.
-func cutUUID(entry string) string {
-	prefix := uuidPrefix(entry)
-	rest := strings.TrimPrefix(entry[len(prefix):], "GPU-")
-	end := strings.IndexFunc(rest, func(r rune) bool { return !strings.ContainsRune("0123456789abcdef-/", r) })
-	if end < 0 {
-		return entry
-	}
-	return entry[:len(entry)-len(rest)+end]
+	return uuidPrefix(entry) != "" && len(entry) > len(uuidPrefix(entry))
 }
 
 // driverFiles are there where an NVIDIA driver is: Linux's, WSL's, Tegra's.

@@ -140,7 +140,7 @@ func TestVisibleToCUDA(t *testing.T) {
 		" GPU-cc":    {},
 		"gpu-cc":     {},
 		"GPU-zz":     {},
-		"GPU-ab,GPU-dd000000-0000-0000-0000-000000000000 ": {[]int{1, 3}, "GPU-ab000000-0000-0000-0000-000000000000,GPU-dd000000-0000-0000-0000-000000000000"},
+		"GPU-ab,GPU-DD000000-0000-0000-0000-000000000000 ": {[]int{1, 3}, "GPU-ab000000-0000-0000-0000-000000000000,GPU-dd000000-0000-0000-0000-000000000000"},
 		"GPU-ab,GPU-ab0": {},
 		"GPU-ab,2":       {[]int{1}, "GPU-ab000000-0000-0000-0000-000000000000"},
 		"2,GPU-ab":       {[]int{2}, ""},
@@ -150,6 +150,31 @@ func TestVisibleToCUDA(t *testing.T) {
 		devices, err := Find(t.Context(), nvidia(fourGPUs, cuda(list)))
 		if got := indexes(devices); err != nil || !reflect.DeepEqual(got, want.numbers) || visible(devices) != want.visible {
 			t.Errorf("CUDA_VISIBLE_DEVICES=%q: %v by %q, %v; want %+v", list, got, visible(devices), err, want)
+		}
+	}
+}
+
+// TestAsCUDADoes has what cuDeviceGetCount said under these lists on machines
+// with an H200, driver 580.159, CUDA 13.0; ID stands for the GPU's UUID.
+func TestAsCUDADoes(t *testing.T) {
+	const id = "GPU-8aab9e11-4513-5ffc-4b50-001cfd85df27"
+	for count, lists := range [][]string{
+		0: {
+			"", " ", "-1", "--0", "+-0", "0,0", "0,00", "1,0", ",0", "NoDevFiles", "none",
+			"GPU-", strings.ToLower(id), " ID", "ID,ID", id[:12] + ",ID", id[:12] + " ,ID", "GPU-zz,ID",
+			id[:12] + "x", id[:12] + "/", "MIG-ID", "MIG-ID/0/0",
+		},
+		1: {
+			"0", " 0", "0 ", "00", "+0", "-0", "0x0", "0gpu", "0;1", "0.5", "0,1", "0,-1", "0,,0", "0,ID",
+			"ID", id[:5], id[:8], id[:12], id[:12] + "-", strings.ToUpper(id),
+			"ID ", "IDx", "ID0", "ID/0/0", "ID,0", "ID,x", "ID, 1", "ID,GPU-zz",
+		},
+	} {
+		for _, list := range lists {
+			devices, err := Find(t.Context(), nvidia(oneH200, cuda(strings.ReplaceAll(list, "ID", id))))
+			if err != nil || len(devices) != count {
+				t.Errorf("%q: %v, %v; CUDA sees %d", list, devices, err, count)
+			}
 		}
 	}
 }
