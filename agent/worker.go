@@ -74,7 +74,14 @@ func (w *worker) signal(child *process.Child, grace time.Duration) {
 		return
 	}
 	child.Signal(syscall.SIGTERM)
+	w.mu.Lock()
+	control := w.control
+	w.mu.Unlock()
 	go func() {
+		// A signal can come at the one moment when Python does not hear it.
+		if control != nil {
+			_ = wire.Notify(control.conn, "shutdown", &wire.Empty{})
+		}
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
 		select {

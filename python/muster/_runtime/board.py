@@ -23,7 +23,9 @@ hit the next one.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import threading
 from types import CodeType, FrameType
 
@@ -66,6 +68,8 @@ class Board:
         self._pending = 0
         #: The exit code once the worker is to end, which user code may have caught.
         self.leaving: object = None
+        #: What the main thread waits on for calls.
+        self.calls: socket.socket | None = None
         self._left = False
         self._main = threading.main_thread().ident or 0
 
@@ -126,10 +130,18 @@ class Board:
         return True
 
     def end(self, code: object) -> None:
-        """Have the main thread leave as if it had called sys.exit; from any thread."""
+        """Have the main thread leave as if it had called sys.exit; from any thread.
+
+        A signal alone can be missed: it does not end a receive that the main thread
+        is about to enter, having just looked for signals, and an exception that is
+        raised inside a finalizer is dropped. So there is also nothing to wait for.
+        """
         if self.leaving is None:
             self.leaving = code
         signal.pthread_kill(self._main, signal.SIGTERM)
+        if self.calls is not None:
+            with contextlib.suppress(OSError):
+                self.calls.shutdown(socket.SHUT_RD)
 
     def on_end(self, _number: int, _frame: FrameType | None) -> None:
         if self.leaving is None:

@@ -52,6 +52,7 @@ def main(order: Order) -> None:
     call_sock = _dial(setup["call_address"])
     call_stream = _wire.FrameStream(call_sock)
     _wire.hello(call_stream, _wire.ROLE_WORKER, **mine)
+    board.calls = call_sock
     _detach_forks(board, (control_sock, call_sock), stacks)
     # Calls that the object makes itself take a connection of their own.
     _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
