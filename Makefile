@@ -73,7 +73,7 @@ demo: venv ## a small PPO-shaped loop over 4 x 8 virtual GPUs, drawn in the term
 	@$(PY) examples/demo/main.py
 
 .PHONY: bench
-bench: venv ## Muster, Ray, Monarch and the floor in one run, into docs/benchmarks.* (an hour; BENCH_ARGS=--no-torch saves 5 GB)
+bench: venv ## Muster, Ray, Monarch and the floor in one run, into docs/benchmarks.* (tens of minutes; BENCH_ARGS=--no-torch saves 5 GB)
 	@$(PY) bench/run.py --publish $(BENCH_ARGS)
 
 .PHONY: bench-quick

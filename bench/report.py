@@ -98,11 +98,13 @@ def remarks(results: dict[str, Any]) -> list[str]:
         "Medians over the rounds, p10-p90 in brackets. "
         "'vs': how many times better Muster is; 'of the floor': how many times its cost.",
     ]
+    rounds: dict[str, set[int]] = {}
+    for run in results["runs"]:
+        rounds.setdefault(run["case"], set()).add(run["round"])
+    said.append(f"Rounds: {', '.join(f'{case} {len(r)}' for case, r in rounds.items())}.")
     if results["not_calm"]:
-        rounds = ", ".join(str(r) for r in results["not_calm"])
-        said.append(
-            f"The machine was busy with other things before round {rounds}: read with care."
-        )
+        busy = ", ".join(str(r) for r in results["not_calm"])
+        said.append(f"The machine was busy with other things before round {busy}: read with care.")
     if results["disturbed"]:
         said.append(
             f"During {results['disturbed']} of {len(results['runs'])} runs others used more "

@@ -277,10 +277,9 @@ def arguments() -> argparse.Namespace:
 
 
 def write(results: dict[str, Any], publish: bool) -> None:
-    """The table on standard output, everything in build/bench, and in docs if asked."""
+    """Everything in build/bench, and in docs if asked; the table on standard output."""
     text = json.dumps(results, indent=1) + "\n"
     drawing = picture.draw(results)
-    print(report.table(results))
     folders = {OUT / "results.json": text, OUT / "benchmarks.svg": drawing}
     if publish:
         folders |= {DOCS / "benchmarks.json": text, DOCS / "benchmarks.svg": drawing}
@@ -289,6 +288,7 @@ def write(results: dict[str, Any], publish: bool) -> None:
     for path, content in folders.items():
         path.write_text(content)
         say(f"wrote {path.relative_to(ROOT)}")
+    print(report.table(results))  # last: a reader that hangs up must not cost the files
 
 
 def bench(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+const perNode = 8
+
+// Size is what one number of workers cost.
+type Size struct {
+	Workers int     `json:"workers"`
+	Nodes   int     `json:"nodes"`
+	Phases  []Phase `json:"phases"`
+	// Memory of the head's process with the cluster up and idle, after a
+	// collection, beyond what it had before any node joined.
+	Heap uint64 `json:"heap_bytes"`
+	RSS  uint64 `json:"rss_bytes"`
+}
+
+// Phase is one step: its time, and the head's share of the CPU in it.
+type Phase struct {
+	Name   string  `json:"name"`
+	Time   float64 `json:"seconds"`     // median of its rounds
+	CPU    float64 `json:"cpu_seconds"` // of the head, mean of its rounds
+	Rounds int     `json:"rounds"`
+}
+
+// Names of the phases, in order.
+const (
+	phaseJoin      = "join"
+	phasePlan      = "plan"
+	phaseCreate    = "start"
+	phaseBroadcast = "broadcast"
+	phaseCut       = "cut and chain"
+	phaseLose      = "lose a worker"
+	phaseStop      = "stop"
+)
+
+// measure runs all phases with one number of workers.
+func measure(workers, rounds int, profile string) (*Size, error) {
+	nodes := (workers + perNode - 1) / perNode
+	if rounds == 0 {
+		rounds = min(300, max(20, 100_000/workers))
+	}
+	w, err := begin(fmt.Sprintf("%dx%d+relay", nodes, perNode), profile)
+	if err != nil {
+		return nil, err
+	}
+	defer w.end()
+	s := &Size{Workers: workers, Nodes: nodes}
+	bare, err := w.cost("heap")
+	if err != nil {
+		return nil, err
+	}
+	phase := func(name string, rounds int, step func() error) error {
+		before, err := w.cost("cpu")
+		if err != nil {
+			return err
+		}
+		times := make([]float64, rounds)
+		for i := range times {
+			start := time.Now()
+			if err := step(); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			times[i] = time.Since(start).Seconds()
+		}
+		after, err := w.cost("cpu")
+		slices.Sort(times)
+		s.Phases = append(s.Phases, Phase{Name: name, Time: times[rounds/2], CPU: (after.CPU - before.CPU) / float64(rounds), Rounds: rounds})
+		return err
+	}
+
+	var pool spec.Pool
+	cluster := cluster(workers)
+	var info wire.ClusterInfo
+	err = errors.Join(
+		phase(phaseJoin, 1, func() error {
+			return w.ask("pool.create", &wire.PoolCreate{PerNode: perNode, Nodes: nodes, Timeout: bound.Seconds()}, &pool)
+		}),
+		phase(phasePlan, 5, func() error {
+			return w.ask("plan", &wire.PlanRequest{Pool: pool.ID, Clusters: []spec.Cluster{cluster}}, &wire.PlanAnswer{})
+		}),
+		phase(phaseCreate, 1, func() error {
+			return w.ask("cluster.create", &wire.ClusterCreate{Pool: pool.ID, Spec: cluster}, &info)
+		}),
+	)
+	if err != nil {
+		return nil, err
+	}
+	up, err := w.cost("heap")
+	if err != nil {
+		return nil, err
+	}
+	s.Heap, s.RSS = up.Heap-min(bare.Heap, up.Heap), up.RSS
+
+	rows := msgp.AppendArrayHeader([]byte{0x92, 0x91}, uint32(workers)) //nolint:gosec // a number of workers
+	for range workers {
+		rows = append(rows, 5)
+	}
+	rows = append(rows, 0x80)
+	for _, call := range []struct {
+		name, method string
+		payload      []byte
+	}{
+		{phaseBroadcast, "broadcast", []byte{0x92, 0x91, 5, 0x80}},
+		{phaseCut, "cut", rows},
+	} {
+		once := func() error { return w.gather(info.Number, call.method, call.payload, workers) }
+		for range 3 { // buffers grow once
+			if err := once(); err != nil {
+				return nil, err
+			}
+		}
+		if err := phase(call.name, rounds, once); err != nil {
+			return nil, err
+		}
+	}
+	// All of it waits in one call when a worker goes. The head tells the caller
+	// and ends the other legs; the next round trip shows that it is through.
+	if err := w.hold(info.Number, workers); err != nil {
+		return nil, err
+	}
+	err = errors.Join(
+		phase(phaseLose, 1, func() error { return w.lose(&info) }),
+		phase(phaseStop, 1, func() error {
+			return w.ask("cluster.stop", &wire.ClusterRef{Number: info.Number}, &wire.Mark{})
+		}),
+	)
+	return s, err
+}
+
+func cluster(workers int) spec.Cluster {
+	s := spec.Cluster{
+		Name: "sim", HasMapping: true, MappingText: fmt.Sprintf("0-%d", workers-1), Mapping: []int{},
+		Env: map[string]string{}, Config: []byte{0xc0}, StartupSeconds: bound.Seconds(),
+		Class: spec.Class{Module: "m", Name: "Puppet", Pickle: []byte{}}, Runtime: runtimeOf(),
+	}
+	if workers == 1 {
+		s.MappingText = "0"
+	}
+	return s
+}
+
+// gather makes a call and counts what comes back.
+func (w *world) gather(cluster uint32, method string, payload []byte, workers int) error {
+	w.send(cluster, method, payload)
+	f, err := w.answer()
+	if err != nil {
+		return err
+	}
+	n, _, err := msgp.ReadArrayHeaderBytes(f.Body)
+	if err == nil && int(n) != workers {
+		err = fmt.Errorf("%d results instead of %d", n, workers)
+	}
+	return err
+}
+
+// hold makes a call that every worker has and none answers.
+func (w *world) hold(cluster uint32, workers int) error {
+	if err := w.order("hold %d", workers); err != nil {
+		return err
+	}
+	// Orders and calls take different ways: a call after the order's would do,
+	// were it sure; so the puppets count from zero and this is their first call.
+	time.Sleep(50 * time.Millisecond)
+	w.send(cluster, "hold", []byte{0x92, 0x90, 0x80})
+	if !w.puppetLines.Scan() {
+		return errors.New("the nodes are gone")
+	}
+	return nil
+}
+
+// lose kills the middle worker and waits for the call's end.
+func (w *world) lose(info *wire.ClusterInfo) error {
+	victim := info.Workers[len(info.Workers)/2]
+	if err := w.order("kill %s", victim.Name); err != nil {
+		return err
+	}
+	_, err := w.answer()
+	var died *spec.Error
+	if !errors.As(err, &died) || died.Code != spec.CodeWorkerDied || died.Worker != victim.Name {
+		return fmt.Errorf("the call of a lost worker was answered by: %w", err)
+	}
+	w.send(info.Number, "broadcast", []byte{0x92, 0x90, 0x80})
+	if _, err := w.answer(); !errors.As(err, &died) || died.Code != spec.CodeWorkerDied {
+		return fmt.Errorf("a later call was answered by: %w", err)
+	}
+	return nil
+}
