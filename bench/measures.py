@@ -56,6 +56,7 @@ def metrics(heavy: str) -> list[Metric]:
         Metric("heavy.memory.16.worker", f"memory per worker, of 16, {with_it}", "B"),
         Metric("memory.16.system", "memory of the system besides, at 16", "B"),
         Metric("memory.64.system", "memory of the system besides, at 64", "B"),
+        Metric("heavy.memory.16.system", f"memory of the system besides, at 16, {with_it}", "B"),
     ]
 
 
