@@ -84,6 +84,10 @@ bench-quick: venv ## the same in about two minutes, into build/bench: fewer roun
 bench-go: ## Go benchmarks of the hot paths, with allocations per call
 	@go test -run '^$$' -bench . -benchmem ./wire ./dispatch ./call ./head
 
+.PHONY: bench-sim
+bench-sim: ## the head with up to 10,000 simulated workers, and how its costs grow, into build/bench
+	@go run ./bench/sim -check $(SIM_ARGS)
+
 # --- checking ---------------------------------------------------------------
 
 .PHONY: test

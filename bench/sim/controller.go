@@ -34,8 +34,8 @@ type world struct {
 	puppetLines *bufio.Scanner
 }
 
-// begin starts the two other processes and joins the head as its owner.
-func begin(virtual, profile string) (*world, error) {
+// begin starts the two other processes.
+func begin(profile string) (*world, error) {
 	w := &world{calls: make(chan wire.Frame, 16)}
 	var ends []*os.File // of the others
 	defer func() {
@@ -80,14 +80,17 @@ func begin(virtual, profile string) (*world, error) {
 		return nil, err
 	}
 	w.conn = wire.NewConn(owner)
-	hello := wire.Hello{Role: wire.RoleOwner, Virtual: virtual, Runtime: runtimeOf()}
-	if _, err := wire.Join(w.conn, hello); err != nil {
-		w.end()
-		return nil, err
-	}
 	w.asker = wire.NewAsker(w.conn)
-	go w.read()
 	return w, nil
+}
+
+// join says hello as the head's owner, which has it launch all agents.
+func (w *world) join(virtual string) error {
+	_, err := wire.Join(w.conn, wire.Hello{Role: wire.RoleOwner, Virtual: virtual, Runtime: runtimeOf()})
+	if err == nil {
+		go w.read()
+	}
+	return err
 }
 
 // runtimeOf has about what a script's environment has, for it travels to every
@@ -182,6 +185,14 @@ func (w *world) cost(what string) (Cost, error) {
 func (w *world) order(format string, args ...any) error {
 	_, err := fmt.Fprintf(w.puppets, format+"\n", args...)
 	return err
+}
+
+// puppet waits for the puppets' next word.
+func (w *world) puppet(word string) error {
+	if !w.puppetLines.Scan() || w.puppetLines.Text() != word {
+		return fmt.Errorf("the nodes said %q instead of %q", w.puppetLines.Text(), word)
+	}
+	return nil
 }
 
 // end takes everything down.

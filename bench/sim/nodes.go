@@ -101,7 +101,8 @@ func (p *puppets) answer(l *fake.Leg) {
 	}
 }
 
-// obey takes orders: "hold N" (say "held" when N legs are), "kill NAME".
+// obey takes orders: "hold N" (say "ready", and "held" when N legs are), "kill
+// NAME".
 func (p *puppets) obey() {
 	for lines := bufio.NewScanner(p.control); lines.Scan(); {
 		verb, rest, _ := strings.Cut(lines.Text(), " ")
@@ -111,6 +112,7 @@ func (p *puppets) obey() {
 			p.held = 0
 			_, _ = fmt.Sscan(rest, &p.want)
 			p.mu.Unlock()
+			fmt.Fprintln(p.control, "ready")
 		case "kill":
 			if w := p.fake.Worker(rest); w != nil {
 				w.Die(wire.Exited{Signal: "SIGKILL"})

@@ -50,7 +50,7 @@ func measure(workers, rounds int, profile string) (*Size, error) {
 	if rounds == 0 {
 		rounds = min(300, max(20, 100_000/workers))
 	}
-	w, err := begin(fmt.Sprintf("%dx%d+relay", nodes, perNode), profile)
+	w, err := begin(profile)
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +84,9 @@ func measure(workers, rounds int, profile string) (*Size, error) {
 	var info wire.ClusterInfo
 	err = errors.Join(
 		phase(phaseJoin, 1, func() error {
+			if err := w.join(fmt.Sprintf("%dx%d+relay", nodes, perNode)); err != nil {
+				return err
+			}
 			return w.ask("pool.create", &wire.PoolCreate{PerNode: perNode, Nodes: nodes, Timeout: bound.Seconds()}, &pool)
 		}),
 		phase(phasePlan, 5, func() error {
@@ -169,14 +172,11 @@ func (w *world) hold(cluster uint32, workers int) error {
 	if err := w.order("hold %d", workers); err != nil {
 		return err
 	}
-	// Orders and calls take different ways: a call after the order's would do,
-	// were it sure; so the puppets count from zero and this is their first call.
-	time.Sleep(50 * time.Millisecond)
-	w.send(cluster, "hold", []byte{0x92, 0x90, 0x80})
-	if !w.puppetLines.Scan() {
-		return errors.New("the nodes are gone")
+	if err := w.puppet("ready"); err != nil {
+		return err
 	}
-	return nil
+	w.send(cluster, "hold", []byte{0x92, 0x90, 0x80})
+	return w.puppet("held")
 }
 
 // lose kills the middle worker and waits for the call's end.
