@@ -6,13 +6,9 @@ joined at exit and would keep a worker from ending while a call runs.
 
 from __future__ import annotations
 
-import atexit
-import os
 import queue
 import socket
-import sys
 import threading
-import traceback
 from typing import Any
 
 from .. import _wire
@@ -48,15 +44,7 @@ class Pool:
         self._threads = 0
 
     def run(self) -> None:
-        """Hand out calls until the connection ends, and end the process then."""
-        try:
-            self._hand_out()
-        except SystemExit as end:
-            _leave(end.code)
-        else:
-            _leave(0)
-
-    def _hand_out(self) -> None:
+        """Hand out calls until the connection ends."""
         board = self._host.board
         while True:
             frame = self._stream.next()
@@ -155,24 +143,3 @@ class Pool:
         with self._lock:
             if self._running.pop(call, None) is not None and slot.interrupted:
                 linux.forget_raise_in_thread(slot.thread)
-
-
-def _leave(code: object) -> None:
-    """End as an interpreter does, but for the teardown of its modules.
-
-    Threads that still run calls would be stopped in the middle of that, some with
-    a lock in hand that the teardown needs: CPython aborts the process then.
-    """
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    if code is not None and not isinstance(code, int):  # as sys.exit("message")
-        sys.stderr.write(f"{code}\n")
-        code = 1
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass
-    os._exit((code or 0) & 0xFF)

@@ -13,7 +13,8 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+import traceback
+from typing import Any, NoReturn
 
 from .. import _context, _pickling, _values, _wire, _worker
 from .._register import RESERVED_NAMES
@@ -24,6 +25,7 @@ from .control import Control, Runner
 from .current import call as current
 from .current import current_call
 from .describe import Described
+from .leaving import leave
 from .orders import Order
 from .serial import Serial
 
@@ -31,8 +33,21 @@ from .serial import Serial
 _ADOPTION_SECONDS = 5.0
 
 
-def main(order: Order) -> None:
-    """Be the worker; returns, or raises SystemExit, when it is to end."""
+def main(order: Order) -> NoReturn:
+    """Be the worker, to the end of the process."""
+    code: object = 0
+    try:
+        _live(order)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    leave(code)
+
+
+def _live(order: Order) -> None:
+    """Serve calls; returns, or raises SystemExit, when it is time to go."""
     setup, start = order.setup, order.worker
     who = Who(setup["cluster"], start["name"], setup["node"], start["rank"])
     _settle(order)
