@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -61,7 +62,26 @@ func (w *worker) stackText() string {
 	case text == "":
 		return fmt.Sprintf("it did not tell its stacks within %v (%s)", stacksBound, describe(child.Pid()))
 	}
+	text, looping := readable(text)
+	if !looping {
+		return text
+	}
+	if tasks := control.tasks(); tasks != "" {
+		return strings.TrimSuffix(text, loopWaits) + tasks
+	}
 	return text
+}
+
+// tasks asks a worker whose event loop waits what its coroutines wait for. "" if
+// it has none, or does not say.
+func (c *control) tasks() string {
+	ctx, cancel := context.WithTimeout(context.Background(), stacksBound/2)
+	defer cancel()
+	var answer spec.Stack
+	if c.ask(ctx, "tasks", &wire.Empty{}, &answer) != nil {
+		return ""
+	}
+	return answer.Text
 }
 
 // dump has a process write its stacks to the file that it keeps for them, and

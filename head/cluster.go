@@ -116,6 +116,9 @@ func FilesFor(workers int) int { return workers*2 + 64 }
 
 // checkFilesLocked refuses what the head's own open files cannot carry.
 func (h *Head) checkFilesLocked(cl *cluster) error {
+	if h.virtual.Relay {
+		return nil // they come over their agents' connections
+	}
 	limit := openFiles()
 	need := uint64(FilesFor(len(h.workers) + len(cl.plan.Workers))) //nolint:gosec // a count
 	if limit > 0 && need > limit {
@@ -132,6 +135,7 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	defer cancel()
 	h.tell(cl, "starting workers", false)
 	if err := h.holdMaster(ctx, cl); err != nil {
+		h.tell(cl, "could not start", true)
 		return err
 	}
 	starts := map[*node]*wire.Start{}
@@ -162,9 +166,7 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 		})
 	}
 	defer all.Wait()
-	select {
-	case <-cl.settled:
-	case <-ctx.Done():
+	if !h.awaitStart(ctx, cl) {
 		cancel()
 		return h.startTimeout(cl, timeout, ctx)
 	}
@@ -179,6 +181,23 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	}
 	h.tell(cl, "ready", true)
 	return nil
+}
+
+// awaitStart waits until all workers are ready or the first failed, and tells
+// now and then who is missing; false when ctx ended before.
+func (h *Head) awaitStart(ctx context.Context, cl *cluster) bool {
+	again := time.NewTicker(h.opts.TellEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-cl.settled:
+			return true
+		case <-ctx.Done():
+			return false
+		case <-again.C:
+			h.tell(cl, "starting workers", false)
+		}
+	}
 }
 
 // startTimeout words a start that took too long, with what the late ones do.
@@ -382,15 +401,29 @@ func workerInfo(p *placement.Worker) wire.WorkerInfo {
 
 func (cl *cluster) progress(doing string, final bool) wire.Progress {
 	p := wire.Progress{Subject: "cluster " + cl.Name, Doing: doing, Done: cl.ready, Total: len(cl.workers), Final: final}
-	if !final && cl.ready < len(cl.workers) {
-		for _, w := range cl.workers {
-			if w.state == "starting" {
-				p.Waiting = w.Name
-				break
-			}
-		}
+	if !final {
+		p.Waiting = cl.missing()
 	}
 	return p
+}
+
+// missing names the first of the workers that are not ready.
+func (cl *cluster) missing() string {
+	const most = 3
+	var names []string
+	for _, w := range cl.workers {
+		if len(names) == most {
+			break
+		}
+		if w.state == "starting" {
+			names = append(names, w.Name)
+		}
+	}
+	text := strings.Join(names, ", ")
+	if more := len(cl.workers) - cl.ready - len(names); len(names) == most && more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 func (h *Head) tell(cl *cluster, doing string, final bool) {

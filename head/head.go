@@ -36,6 +36,7 @@ type Options struct {
 	CancelGrace time.Duration // cancel to "still in C"; 5 s
 	ExitWait    time.Duration // a worker's connection ended, its exit is not told; 5 s
 	StopWait    time.Duration // on top of the workers' grace; 10 s
+	TellEvery   time.Duration // how often a wait without news is told again; 2 s
 }
 
 func (o *Options) defaults() {
@@ -47,6 +48,9 @@ func (o *Options) defaults() {
 	}
 	if o.StopWait == 0 {
 		o.StopWait = 10 * time.Second
+	}
+	if o.TellEvery == 0 {
+		o.TellEvery = 2 * time.Second
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -33,6 +33,9 @@ func (h *Head) createPool(ctx context.Context, owner *caller, req *wire.PoolCrea
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	began := time.Now()
+	again := time.NewTicker(h.opts.TellEvery)
+	defer again.Stop()
 	for told := false; ; {
 		h.mu.Lock()
 		waiting := h.joiningLocked()
@@ -45,13 +48,14 @@ func (h *Head) createPool(ctx context.Context, owner *caller, req *wire.PoolCrea
 			return p, err
 		}
 		changed := h.changed
-		if len(h.nodes) > 0 {
+		if len(h.nodes) > 0 || time.Since(began) >= h.opts.TellEvery {
 			h.progressLocked(wire.Progress{Subject: "pool", Doing: "waiting for nodes", Done: h.joinedLocked(), Total: len(h.nodes), Waiting: waiting})
 			told = true
 		}
 		h.mu.Unlock()
 		select {
 		case <-changed:
+		case <-again.C: // without news, that it still waits is news
 		case <-ctx.Done():
 			return nil, spec.Errorf(spec.CodeResources, "after %v still waiting for %s", timeout, waiting)
 		}
