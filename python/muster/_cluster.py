@@ -66,7 +66,10 @@ class Cluster:
         self.initialized = False
         self._name = name
         try:
-            info = connection.request("cluster.create", {"pool": resource_manager.id, "spec": spec})
+            with _context.waiting():
+                info = connection.request(
+                    "cluster.create", {"pool": resource_manager.id, "spec": spec}
+                )
         except _errors.MusterError:
             raise
         except BaseException:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from . import _errors, _wire
@@ -225,6 +226,14 @@ def connection(what: str = "a call of Muster") -> Connection:
     init()
     assert _process.session is not None
     return _process.session.connection
+
+
+def waiting() -> AbstractContextManager[None]:
+    """Around a request that starts something: its progress may be shown live."""
+    session = _process.session
+    if session is None or session.events is None:
+        return nullcontext()
+    return session.events.waiting()
 
 
 def session() -> Session | None:

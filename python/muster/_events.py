@@ -6,11 +6,13 @@ ends when the head has sent the last line, so that joining it drains all output.
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -69,6 +71,15 @@ class Events:
             self._mark = max(self._mark, mark)
             self._marked.notify_all()
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let progress be shown live, while the caller waits and writes nothing itself."""
+        self._screen.allow_live(1)
+        try:
+            yield
+        finally:
+            self._screen.allow_live(-1)
+
     def wait_for(self, mark: int, timeout: float) -> None:
         """Wait until everything that the head sent before ``mark`` has been written."""
         with self._marked:
@@ -92,22 +103,40 @@ class Events:
 
 
 class Screen:
-    """Lines and one live status line on stderr, which never break each other up."""
+    """Lines and one live status line on stderr, which never break each other up.
+
+    The live line is there only while somebody waits: what the script writes
+    itself would end up in it, and be erased with it.
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
+        self._lock = threading.RLock()
+        self._waits = 0
         self._live = ""
         self._subjects: dict[str, tuple[float, float]] = {}  # first seen, last shown
 
+    def allow_live(self, change: int) -> None:
+        """Somebody begins to wait (1) or has ended to (-1)."""
+        with self._lock:
+            self._waits += change
+            if self._waits == 0:
+                self.clear()
+
     def lines(self, lines: list[str]) -> None:
         """Write whole lines, above the live one."""
-        text = "".join(line + "\n" for line in lines)
-        if self._live:
-            text = f"{_ERASE}{text}{self._live}"
-        _write(text)
+        with self._lock:
+            text = "".join(line + "\n" for line in lines)
+            if self._live:
+                text = f"{_ERASE}{text}{self._live}"
+            _write(text)
 
     def progress(self, message: dict[str, Any]) -> None:
         """Show how far something is: live on a terminal, now and then elsewhere."""
+        with self._lock:
+            self._progress(message)
+
+    def _progress(self, message: dict[str, Any]) -> None:
         subject, now = str(message["subject"]), self._clock()
         final = bool(message.get("final"))
         first, shown = self._subjects.get(subject, (now, float("-inf")))
@@ -118,7 +147,8 @@ class Screen:
             self._subjects[subject] = (first, shown)
         if _is_terminal():
             was_live = self._live
-            self._live = "" if final and not self._subjects else _fit(status)
+            over = not self._waits or (final and not self._subjects)
+            self._live = "" if over else _fit(status)
             if was_live or self._live:
                 _write(_ERASE + self._live)
         elif self._worth_a_line(subject, now - first, now - shown, final):
@@ -135,9 +165,10 @@ class Screen:
 
     def clear(self) -> None:
         """Take the live line away."""
-        if self._live:
-            self._live = ""
-            _write(_ERASE)
+        with self._lock:
+            if self._live:
+                self._live = ""
+                _write(_ERASE)
 
 
 def describe(message: dict[str, Any], seconds: float) -> str:
@@ -145,21 +176,25 @@ def describe(message: dict[str, Any], seconds: float) -> str:
     text = f"muster: {message['subject']}: {message['doing']}"
     if message.get("total"):
         text += f" {message['done']}/{message['total']}"
-    if message.get("waiting"):
-        text += f", waiting for {message['waiting']}"
     if seconds >= 1:
         text += f" ({seconds:.0f} s)"
+    if message.get("waiting"):
+        text += f", waiting for {message['waiting']}"
     return text
 
 
 def _fit(text: str) -> str:
     """Cut to the terminal's width: a live line that wraps cannot be erased."""
-    return text[: max(20, shutil.get_terminal_size().columns - 1)]
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        columns = 0
+    return text[: max(20, (columns or shutil.get_terminal_size().columns) - 1)]
 
 
 def _is_terminal() -> bool:
     try:
-        return bool(sys.stderr.isatty())
+        return bool(sys.stderr.isatty()) and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):
         return False
 

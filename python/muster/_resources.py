@@ -69,7 +69,8 @@ class ResourceManager:
             "nodes": int(num_nodes),
             "timeout": float(timeout),
         }
-        pool = connection.request("pool.create", asked)
+        with _context.waiting():
+            pool = connection.request("pool.create", asked)
         self.id: int = pool["id"]
         self.gpu_per_node: int = pool["per_node"]
         #: What each node is: name, address, cores, memory, devices.

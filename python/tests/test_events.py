@@ -48,6 +48,7 @@ def test_on_a_terminal_lines_go_above_the_live_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "200")
     screen = Screen()
+    screen.allow_live(1)
     screen.progress(progress(1))
     screen.lines(["[a-0] hello"])
     screen.progress(progress(8, final=True))
@@ -56,11 +57,38 @@ def test_on_a_terminal_lines_go_above_the_live_one(monkeypatch: pytest.MonkeyPat
     assert terminal.getvalue() == f"{erase}{live}{erase}[a-0] hello\n{live}{erase}"
 
 
+def test_nothing_is_live_once_the_caller_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes late would otherwise erase what the script has written since."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    screen = Screen()
+    screen.allow_live(1)
+    screen.progress(progress(1))
+    screen.allow_live(-1)
+    assert terminal.getvalue().endswith("waiting for a-0\r\x1b[2K")
+    written = len(terminal.getvalue())
+    screen.progress(progress(7))
+    screen.progress(progress(8, final=True))
+    assert len(terminal.getvalue()) == written
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Screen()
+    screen.allow_live(1)
+    screen.progress(progress(1))
+    assert terminal.getvalue() == "muster: cluster a: starting workers 1/8, waiting for a-0\n"
+
+
 def test_a_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "30")
-    Screen().progress(progress(1))
+    screen = Screen()
+    screen.allow_live(1)
+    screen.progress(progress(1))
     assert len(terminal.getvalue()) - len("\r\x1b[2K") == 29
 
 
@@ -73,7 +101,7 @@ def test_elsewhere_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         screen.progress(progress(done))
     screen.progress(progress(8, final=True))
     shown = [line.split("workers ")[-1].split(",")[0] for line in plain.getvalue().splitlines()]
-    assert shown == ["0/8", "4/8", "muster: cluster a: ready 8/8 (4 s)"]
+    assert shown == ["0/8", "4/8 (2 s)", "muster: cluster a: ready 8/8 (4 s)"]
 
 
 def test_what_is_quick_and_no_cluster_is_not_worth_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

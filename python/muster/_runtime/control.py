@@ -92,6 +92,9 @@ class Control:
             if self.runner is None:
                 return 0, {"state": "done"}
             return 0, {"state": self.runner.cancel(body["call"])}
+        if verb == "tasks":
+            tell = getattr(self.runner, "tasks", None)
+            return 0, {"text": "" if tell is None else tell()}
         if verb == "clear":
             self._board.clear()
             return 0, {}

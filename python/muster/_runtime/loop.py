@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import socket
+import types
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,6 +25,8 @@ from .current import call as current
 DEFAULT_LIMIT = 1000
 #: How long coroutines may take to end after they were cancelled at exit.
 _EXIT_SECONDS = 5.0
+#: Of how many tasks it is told where they wait.
+_SHOWN_TASKS = 20
 
 
 class Loop:
@@ -78,6 +81,24 @@ class Loop:
         self._asked.add(call)
         self._loop.call_soon_threadsafe(task.cancel)
         return "loop"
+
+    def tasks(self) -> str:
+        """Say where coroutines wait, from the control thread: threads' stacks do not tell."""
+        try:
+            tasks = asyncio.all_tasks(self._loop)
+        except RuntimeError:  # they come and go too fast to be listed
+            return ""
+        parts = []
+        for task in sorted(tasks, key=lambda task: task.get_name()):
+            frames = [frame for frame in _frames(task.get_coro()) if frame.f_code not in _OURS]
+            lines = [
+                f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in '
+                f"{frame.f_code.co_name}\n"
+                for frame in reversed(frames)
+            ]
+            parts.append(f"task {task.get_name()} (most recent call first):\n" + "".join(lines))
+        shown, more = parts[:_SHOWN_TASKS], len(parts) - _SHOWN_TASKS
+        return "".join(shown) + (f"and {more} more tasks\n" if more > 0 else "")
 
     # --- legs in -------------------------------------------------------------
 
@@ -240,3 +261,21 @@ class Loop:
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=_EXIT_SECONDS))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+
+
+_OURS = {Loop._coroutine.__code__}
+
+
+def _frames(coroutine: Any) -> list[types.FrameType]:
+    """What a suspended coroutine is in, outermost first."""
+    found: list[types.FrameType] = []
+    while coroutine is not None:
+        prefix = next((p for p in ("cr", "gi", "ag") if hasattr(coroutine, f"{p}_frame")), None)
+        if prefix is None:
+            break  # a future, or an awaitable without frames
+        frame = getattr(coroutine, f"{prefix}_frame")
+        if frame is not None:
+            found.append(frame)
+        inner = "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await"
+        coroutine = getattr(coroutine, inner)
+    return found
