@@ -27,7 +27,7 @@ func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
 func (t *Table) legDone(c *Call, leg int, r Result) {
 	l := &c.Legs[leg]
 	l.Done = true
-	if w := l.Worker; w.Serial && len(w.out) > 0 && w.out[0] == c {
+	if w := l.Worker; w.Serial && len(w.out()) > 0 && w.out()[0] == c {
 		w.waits = nil // it was the one that ran, so nothing on w waits any more
 	}
 	full := c.Cluster.full > 0
@@ -178,7 +178,7 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	}
 	w.Dead, w.Dying = err, true
 	w.waits = nil
-	for _, c := range append([]*Call(nil), w.out...) {
+	for _, c := range append([]*Call(nil), w.out()...) {
 		leg := c.LegOf(w)
 		about := c.about(err)
 		if c.State == Running && !c.Split {
@@ -199,7 +199,7 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 		t.refuse(c, err)
 	}
 	for _, w := range cl.Workers {
-		for _, c := range append([]*Call(nil), w.out...) {
+		for _, c := range append([]*Call(nil), w.out()...) {
 			t.answer(c, err)
 			t.legDone(c, c.LegOf(w), Result{Err: err})
 		}

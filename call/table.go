@@ -51,7 +51,8 @@ type Worker struct {
 	Serial  bool        // runs one call at a time: a wait inside it blocks it
 	Dead    *spec.Error // why, once it is known
 	Dying   bool
-	out     []*Call // legs that are out, oldest first
+	legs    []*Call // those from past on are out, oldest first
+	past    int
 	waits   []*Call // what the leg that runs on it waits for
 }
 
@@ -237,28 +238,35 @@ func (t *Table) Acked(c *Call) {
 }
 
 func (w *Worker) addOut(c *Call) {
-	w.out = append(w.out, c)
-	if len(w.out) == MaxOut {
+	if w.past > 0 && len(w.legs) == cap(w.legs) { // use the room in front before growing
+		n := copy(w.legs, w.legs[w.past:])
+		clear(w.legs[n:])
+		w.legs, w.past = w.legs[:n], 0
+	}
+	w.legs = append(w.legs, c)
+	if len(w.out()) == MaxOut {
 		w.Cluster.full++
 	}
 }
 
 func (w *Worker) removeOut(c *Call) {
-	for i, o := range w.out {
-		if o == c {
-			if len(w.out) == MaxOut {
-				w.Cluster.full--
-			}
-			if i == 0 {
-				w.out[0] = nil
-				w.out = w.out[1:]
-				if len(w.out) == 0 {
-					w.out = nil
-				}
-			} else {
-				w.out = append(w.out[:i], w.out[i+1:]...)
-			}
-			return
-		}
+	out := w.out()
+	i := slices.Index(out, c)
+	if i < 0 {
+		return
+	}
+	if len(out) == MaxOut {
+		w.Cluster.full--
+	}
+	if i > 0 {
+		w.legs = slices.Delete(w.legs, w.past+i, w.past+i+1)
+		return
+	}
+	out[0] = nil // nearly always: legs end in their order
+	if w.past++; w.past == len(w.legs) {
+		w.legs, w.past = w.legs[:0], 0
 	}
 }
+
+// out is the calls with a leg on w, oldest first.
+func (w *Worker) out() []*Call { return w.legs[w.past:] }
