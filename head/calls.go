@@ -225,9 +225,9 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 		case call.Answer, call.AnswerLeg, call.Fail, call.FailLeg:
 			h.answerLocked(op, p, b)
 		case call.CancelLeg:
-			h.cancelLeg(op.Call, op.Leg, false)
+			h.cancelLegLocked(op.Call, op.Leg, false, b)
 		case call.KillLeg:
-			h.cancelLeg(op.Call, op.Leg, true)
+			h.cancelLegLocked(op.Call, op.Leg, true, b)
 		case call.Stacks:
 			go h.expired(op.Call)
 		}

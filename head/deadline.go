@@ -80,16 +80,12 @@ func (h *Head) stacksOf(workers []*worker) []spec.Stack {
 	return stacks
 }
 
-// cancelLeg has a worker end one call of its own.
-func (h *Head) cancelLeg(c *call.Call, leg int, kill bool) {
+// cancelLegLocked has a worker end one call of its own. What comes of it is
+// told by a Result, or by the worker's own end.
+func (h *Head) cancelLegLocked(c *call.Call, leg int, kill bool, b *batch) {
 	p := c.Data.(*pending)
 	w := p.cluster.workers[c.Legs[leg].Worker.Rank]
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), h.opts.CancelGrace)
-		defer cancel()
-		// The leg's end comes as a Result, or as the worker's own end.
-		_ = w.node.ask(ctx, "cancel", &wire.CancelLeg{Worker: w.Number, Call: uint64(c.ID), Kill: kill}, &wire.Cancelled{})
-	}()
+	w.node.tellLocked("cancel", &wire.CancelLeg{Worker: w.Number, Call: uint64(c.ID), Kill: kill}, b)
 }
 
 // overdueLater answers a cancelled call whose legs do not end.

@@ -53,6 +53,7 @@ type batch struct {
 	slow   port // one that is far behind
 	// scratch is for bodies that are built and copied at once.
 	scratch []byte
+	body    []byte // of requests, in the same way
 }
 
 func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs [][]byte) {
@@ -78,15 +79,8 @@ func (b *batch) flush() {
 	b.ports, b.frames = b.ports[:0], 0
 }
 
-// fanout sends one frame to many links of one agent: the body crosses the
-// agent's connection once.
-func fanout(conn *wire.Conn, peers []uint32, h wire.Header, prefix, body []byte, bufs [][]byte) {
-	list := make([]byte, 0, 5+5*len(peers))
-	list = append(list, 0xdd)
-	list = binary.BigEndian.AppendUint32(list, uint32(len(peers))) //nolint:gosec // one per worker
-	for _, p := range peers {
-		list = binary.BigEndian.AppendUint32(append(list, 0xce), p)
-	}
+// wholeFrame is a frame as it lies on the wire, for Fanout to carry.
+func wholeFrame(h wire.Header, prefix, body []byte, bufs [][]byte) []byte {
 	size := wire.Size(prefix, body, bufs)
 	frame := make([]byte, 0, size+32)
 	frame = wire.AppendHeader(frame, h, size, bufs)
@@ -94,5 +88,22 @@ func fanout(conn *wire.Conn, peers []uint32, h wire.Header, prefix, body []byte,
 	for _, b := range bufs {
 		frame = append(frame, b...)
 	}
-	conn.Queue(wire.Header{Kind: wire.KindFanout}, list, nil, [][]byte{frame})
+	return frame
+}
+
+// fanout sends one frame to many links of one agent: it crosses the agent's
+// connection once.
+func (b *batch) fanout(conn *wire.Conn, peers []uint32, frame []byte) {
+	list := b.body[:0]
+	if 8*len(peers) > sharedFrom {
+		list = nil // it will be referred to
+	}
+	list = binary.BigEndian.AppendUint32(append(list, 0xdd), uint32(len(peers))) //nolint:gosec // one per worker
+	for _, p := range peers {
+		list = binary.BigEndian.AppendUint32(append(list, 0xce), p)
+	}
+	if len(list) < sharedFrom {
+		b.body = list
+	}
+	b.queue(conn, wire.Header{Kind: wire.KindFanout}, nil, list, [][]byte{frame})
 }

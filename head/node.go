@@ -20,7 +20,7 @@ type node struct {
 	agent backend.Agent
 	conn  *wire.Conn
 	asker *wire.Asker
-	links map[uint32]peer // relayed connections, by link
+	links map[uint32]peer // relayed connections, by link; its reader's alone
 	ready bool
 	lost  *spec.Error // why it is no use any more
 }
@@ -179,9 +179,7 @@ func (n *node) open(f *wire.Frame) {
 		_ = p.Close()
 		return
 	}
-	n.h.mu.Lock()
 	n.links[f.Peer] = who
-	n.h.mu.Unlock()
 	welcome.Version, welcome.Release = wire.Version, wire.Release
 	body, _ := welcome.MarshalMsg(nil) // no field of a Welcome can fail to encode
 	p.Queue(wire.Header{Kind: wire.KindWelcome}, nil, body, nil)
@@ -193,9 +191,7 @@ func (n *node) open(f *wire.Frame) {
 
 // relayed hands a link's frame to its peer. An error ends the link alone.
 func (n *node) relayed(f *wire.Frame, b *batch) {
-	n.h.mu.Lock()
 	who := n.links[f.Peer]
-	n.h.mu.Unlock()
 	if who == nil {
 		return
 	}
@@ -206,17 +202,15 @@ func (n *node) relayed(f *wire.Frame, b *batch) {
 		}
 		_ = (&link{conn: n.conn, peer: f.Peer}).Close()
 	}
-	n.h.mu.Lock()
 	delete(n.links, f.Peer)
-	n.h.mu.Unlock()
 	who.gone(err)
 }
 
 func (n *node) gone(err error) {
 	n.asker.Fail(spec.Errorf(spec.CodeNodeLost, "the agent of %s is gone", n.name))
-	n.h.mu.Lock()
 	links := n.links
-	n.links = map[uint32]peer{}
+	n.links = nil
+	n.h.mu.Lock()
 	agent := n.agent
 	n.h.mu.Unlock()
 	n.h.serving.Go(func() { _ = n.conn.CloseWhenFlushed() }) // its end is waited for below
@@ -279,6 +273,22 @@ func (n *node) stop(ctx context.Context, grace time.Duration, why string) error 
 		return fmt.Errorf("the agent of %s did not end by itself", n.name)
 	}
 }
+
+// tellLocked queues a request whose answer nobody waits for.
+func (n *node) tellLocked(verb string, req marshaler, b *batch) {
+	if n.conn == nil || n.lost != nil {
+		return
+	}
+	body, err := wire.AppendVerb(b.body[:0], verb, req)
+	if err != nil { // a number and a flag can be encoded
+		return
+	}
+	b.body = body
+	b.queue(n.conn, wire.Header{Kind: wire.KindRequest, ID: unasked}, nil, body, nil)
+}
+
+// unasked is an id that no Asker comes to: an answer to it is dropped.
+const unasked = 1 << 63
 
 // ask sends a request to the agent of n, if there is one.
 func (n *node) ask(ctx context.Context, verb string, req marshaler, resp unmarshaler) error {

@@ -57,10 +57,13 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 		}
 		b.queue(to, head, b.scratch, v.Raw, v.Bufs)
 	}
+	frames := map[wire.Flags][]byte{} // one for all agents: it may be large
 	for to, peers := range relayed {
-		head.Flags = to.flags
-		fanout(to.conn, peers, head, b.scratch, v.Raw, v.Bufs)
-		b.touch(to.conn)
+		if frames[to.flags] == nil {
+			head.Flags = to.flags
+			frames[to.flags] = wholeFrame(head, b.scratch, v.Raw, v.Bufs)
+		}
+		b.fanout(to.conn, peers, frames[to.flags])
 	}
 }
 
