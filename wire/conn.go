@@ -13,7 +13,8 @@ import (
 )
 
 const (
-	readBuffer  = 64 << 10
+	readBuffer  = 64 << 10  // a read buffer grows up to here
+	firstBuffer = 4 << 10   // and begins with this: a head has a connection a worker
 	shareFrom   = 16 << 10  // chunks at least this long are queued by reference
 	growBy      = 1 << 20   // large frames are read in steps, never what a header claims
 	idleOutKeep = 256 << 10 // an output buffer larger than this is not kept
@@ -49,7 +50,7 @@ type Conn struct {
 
 // NewConn wraps a unix or TCP stream.
 func NewConn(nc net.Conn) *Conn {
-	c := &Conn{nc: nc, buf: make([]byte, readBuffer), limit: HelloLimit}
+	c := &Conn{nc: nc, buf: make([]byte, firstBuffer), limit: HelloLimit}
 	c.drained.L = &c.mu
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
@@ -110,7 +111,7 @@ func (c *Conn) Read() (Frame, error) {
 	if err != nil {
 		return Frame{}, err
 	}
-	if headerSize+h.length > len(c.buf) {
+	if headerSize+h.length > readBuffer {
 		return c.readLarge(h)
 	}
 	if err := c.want(headerSize + h.length); err != nil {
@@ -125,8 +126,14 @@ func (c *Conn) Read() (Frame, error) {
 
 // want has n bytes in the buffer from start on.
 func (c *Conn) want(n int) error {
+	full := c.end == len(c.buf) // a busy stream: read more at once
 	if c.start == c.end {
 		c.start, c.end = 0, 0
+	}
+	if size := len(c.buf); n > size || full && size < readBuffer {
+		grown := make([]byte, min(readBuffer, max(4*size, n)))
+		c.end = copy(grown, c.buf[c.start:c.end])
+		c.buf, c.start = grown, 0
 	}
 	if c.start+n > len(c.buf) {
 		c.end = copy(c.buf, c.buf[c.start:c.end])
