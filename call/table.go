@@ -108,7 +108,8 @@ type Call struct {
 	// others wait for, or may.
 	Value *Result
 
-	left       int // legs not done
+	left       int     // legs not done
+	byRank     []int32 // leg + 1 by rank, where Ranks are many
 	first      *spec.Error
 	needs      []*Call // futures it waits for
 	dependents []*Call
@@ -193,30 +194,36 @@ func (t *Table) op(do Do, c *Call, leg int, err *spec.Error) {
 
 // LegOf finds the leg of worker w, or -1.
 func (c *Call) LegOf(w *Worker) int {
-	if c.Ranks == nil {
-		if w.Rank < len(c.Legs) && c.Legs[w.Rank].Worker == w {
-			return w.Rank
-		}
-		return -1
-	}
-	for i := range c.Legs {
-		if c.Legs[i].Worker == w {
-			return i
-		}
+	if leg := c.LegOfRank(w.Rank); leg >= 0 && c.Legs[leg].Worker == w {
+		return leg
 	}
 	return -1
 }
 
 // LegOfRank finds the leg of a rank, or -1.
 func (c *Call) LegOfRank(rank int) int {
-	if c.Ranks == nil {
+	switch {
+	case c.Ranks == nil:
 		if rank < len(c.Legs) {
 			return rank
 		}
 		return -1
+	case len(c.Ranks) <= fewRanks:
+		return slices.Index(c.Ranks, rank)
+	case c.byRank == nil:
+		c.byRank = make([]int32, len(c.Cluster.Workers))
+		for leg, rank := range c.Ranks {
+			c.byRank[rank] = int32(leg + 1)
+		}
 	}
-	return slices.Index(c.Ranks, rank)
+	if rank >= len(c.byRank) {
+		return -1
+	}
+	return int(c.byRank[rank]) - 1
 }
+
+// fewRanks are found by looking at each.
+const fewRanks = 16
 
 // forget drops an answered call when nothing of it is left: no leg out, no
 // result kept.

@@ -93,10 +93,12 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 		return nil, err
 	}
 	for _, place := range plan.Workers {
-		n := h.nodes[p.Nodes[place.Node].Index]
-		if n.lost != nil {
+		if n := h.nodes[p.Nodes[place.Node].Index]; n.lost != nil {
 			return nil, n.lost
 		}
+	}
+	for _, place := range plan.Workers {
+		n := h.nodes[p.Nodes[place.Node].Index]
 		w := &worker{h: h, cluster: cl, node: n, place: place, state: "starting"}
 		w.Worker = call.Worker{Number: h.numberLocked(), Rank: place.Rank, Name: place.Name, Node: n.name, Cluster: &cl.Cluster}
 		w.token = h.tokenFor("worker " + strconv.Itoa(int(w.Number)))
