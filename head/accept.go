@@ -80,6 +80,9 @@ func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
 	p, welcome, err := h.admit(hello, c, c, trusted)
 	if err != nil {
 		wire.Refuse(c, spec.AsError(err))
+		if trusted { // nobody else would ask for the end
+			h.end("the owner was refused: " + err.Error())
+		}
 		return nil, err
 	}
 	wire.Accept(c, welcome)
