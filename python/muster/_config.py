@@ -132,7 +132,7 @@ class WorkerConfig:
             "span_nodes": bool(self.span_nodes),
             "shape": self.shape(),
             "env": self.environment(),
-            "max_concurrency": _integer("max_concurrency", self.max_concurrency),
+            "max_concurrency": _count("max_concurrency", self.max_concurrency),
             "start": _text("start", self.start),
             "visible_devices": _text("visible_devices", self.visible_devices),
             "startup_timeout": _seconds("startup_timeout", self.startup_timeout),
