@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import muster
 import pytest
+
+import muster
 from muster import Broadcast, Cluster, PerRank, RankInfo, ResourceManager
 from roles import Echo, LaidOut
 from running import cluster, session
@@ -184,7 +185,7 @@ def by_rank(got: Any) -> dict[int, tuple[Any, ...]]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_broadcast_and_per_rank_in_every_mode(c: Cluster, mode: str) -> None:
-    got = by_rank(getattr(c, mode)(Broadcast([1, 2, 3]), PerRank("a b c d".split())))
+    got = by_rank(getattr(c, mode)(Broadcast([1, 2, 3]), PerRank(["a", "b", "c", "d"])))
     for rank, args in got.items():
         assert args == ([1, 2, 3], "abcd"[rank])
 

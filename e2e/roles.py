@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import sys
 import threading
@@ -193,69 +192,6 @@ class Probe(Worker):
         print(text, flush=True)
 
 
-class Trouble(Worker):
-    """Everything that can go wrong inside a method."""
-
-    def __init__(self, worker_config: Any) -> None:
-        super().__init__(worker_config)
-        self.calls = 0
-
-    @register(Dispatch.ONE_TO_ALL)
-    def fail(self, error: BaseException, rank: int | None = None) -> int:
-        if rank is None or rank == self.rank:
-            raise error
-        return self.rank
-
-    def chained(self) -> None:
-        try:
-            {}["inner"]
-        except KeyError as inner:
-            raise RuntimeError("outer") from inner
-
-    def die(self, how: str, rank: int = 0) -> int:
-        if self.rank == rank:
-            print(f"{how} is coming", flush=True)
-            if how == "exit":
-                os._exit(17)
-            if how == "sys.exit":
-                sys.exit(23)
-            os.kill(os.getpid(), getattr(signal, how))
-            time.sleep(60)
-        return self.rank
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    @register(Dispatch.ONE_TO_ALL)
-    def stuck_in_here(self, rank: int = 0) -> int:
-        if self.rank == rank:
-            threading.Event().wait(60)
-        return self.rank
-
-    def count(self) -> int:
-        self.calls += 1
-        return self.calls
-
-    def lock(self) -> Any:
-        return {"deep": [threading.Lock()]}
-
-    def take(self, value: Any) -> Any:
-        self.calls += 1
-        return value
-
-    def use_memory(self, limit: int, size: int) -> int:
-        import resource
-
-        old = resource.getrlimit(resource.RLIMIT_AS)
-        with open("/proc/self/statm") as f:
-            used = int(f.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + limit, old[1]))
-        try:
-            return len(bytearray(size))
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, old)
-
-
 class Keeper(Worker):
     """Values in and out; keeps nothing unless told to."""
 
@@ -285,7 +221,7 @@ class Keeper(Worker):
         return numpy.zeros(shape)
 
     def total(self, value: Any) -> int:
-        return sum(value[:10]) + len(value)
+        return int(sum(value[:10])) + len(value)
 
 
 class Order(Worker):
@@ -317,6 +253,9 @@ class Order(Worker):
         with self.lock:
             self.running -= 1
         return self.most
+
+    def linger(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def thread(self) -> bool:
         return threading.current_thread() is threading.main_thread()
@@ -360,21 +299,41 @@ class Caller(Worker):
         return target.cluster_name, target.world_size, target.dp_size, target.rank2devices
 
 
-class Picky(Worker):
-    """Cannot always be made."""
+class Gate(Worker):
+    """Calls that wait until they are let through (give it some max_concurrency)."""
 
     def __init__(self, worker_config: Any) -> None:
         super().__init__(worker_config)
-        what = worker_config.strategy_args or {}
-        if what.get("raise") == self.rank:
-            raise ValueError(f"rank {self.rank} found no checkpoint")
-        if what.get("exit") == self.rank:
-            print("about to leave", flush=True)
-            os._exit(17)
-        if what.get("kill") == self.rank:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if what.get("hang") == self.rank:
-            self.wait_for_checkpoint()
+        self.gate = threading.Event()
+        self.gate.set()
 
-    def wait_for_checkpoint(self) -> None:
-        threading.Event().wait(60)
+    @register(Dispatch.ONE_TO_ALL)
+    def close(self) -> None:
+        self.gate.clear()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def open(self) -> None:
+        self.gate.set()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def through(self, value: Any) -> Any:
+        self.gate.wait(30)
+        return value
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fast(self, value: Any) -> Any:
+        return value
+
+    @register(Dispatch.ONE_TO_ALL)
+    def fail(self, text: str) -> None:
+        raise LookupError(text)
+
+    def rank_waits(self, rank: int) -> int:
+        if rank == self.rank:
+            self.gate.wait(30)
+        return self.rank
+
+    def rank_fails(self, rank: int) -> int:
+        if rank == self.rank:
+            raise ValueError(f"rank {self.rank}")
+        return self.rank

@@ -1,0 +1,100 @@
+"""Pools and sessions: reserved, refused, given back, started anew."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+
+import pytest
+
+import muster
+from muster import Cluster, ResourceManager, WorkerConfig
+from roles import Echo, Probe
+from running import below, cluster, session
+
+
+def test_pools_are_reserved_and_given_back() -> None:
+    with session("2x4"):
+        with ResourceManager(4, 1) as first, ResourceManager(4, 1) as second:
+            assert first.num_gpus == second.num_gpus == 4
+            with pytest.raises(muster.MusterError, match="4"):
+                ResourceManager(4, 1, timeout=0.2)
+        third = ResourceManager(4, 2)
+        del third
+        gc.collect()
+        fourth = ResourceManager(4, 2)
+        c = Cluster("holds", Probe, fourth, WorkerConfig(device_mapping="0-7"))
+        with pytest.raises(muster.MusterError, match=r"holds|held"):
+            ResourceManager(4, 2, timeout=0.2)
+        fourth.destroy_placement_group()
+        with pytest.raises(muster.MusterError):
+            c.execute_all_sync("pid")
+        with ResourceManager(4, 2):
+            pass
+
+
+def test_gpus_that_are_not_there_name_the_option() -> None:
+    if os.path.exists("/dev/nvidia0"):
+        pytest.skip("needs nogpu: this machine has GPUs")
+    with session(None), pytest.raises(muster.MusterError, match="virtual"):
+        ResourceManager(8, 1, timeout=1)
+
+
+def test_shutdown_then_init_again() -> None:
+    for virtual in ("1x2", "2x1"):
+        with session(virtual), ResourceManager(1, 2 if virtual == "2x1" else 1) as rm:
+            with cluster(Echo, rm, name="again", device_mapping="0") as c:
+                assert c.same([1]) == [1]
+    muster.shutdown()
+    muster.shutdown()
+
+
+def test_shutdown_stops_every_cluster_and_names_why() -> None:
+    muster.init(virtual="1x2")
+    rm = ResourceManager(2, 1)
+    clusters = [Cluster(f"c{i}", Probe, rm, WorkerConfig(device_mapping="0-1")) for i in range(3)]
+    pids = [pid for c in clusters for pid in c.execute_all_sync("pid")]
+    refs = clusters[0].execute_all_async("pid")
+    muster.shutdown()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+    assert not [line for _, line in below(os.getpid()).values() if line.startswith("muster")]
+    with pytest.raises(muster.MusterError, match=r"shut ?down|no more|gone|ended"):
+        clusters[0].execute_all_sync("pid")
+    for c in clusters:
+        c.shutdown()
+    del refs
+
+
+def test_init_is_idempotent_but_not_forgetful() -> None:
+    with session("1x2"):
+        muster.init()
+        muster.init(virtual="1x2")
+        with pytest.raises(muster.MusterError, match="2x2"):
+            muster.init(virtual="2x2")
+
+
+@pytest.mark.parametrize("virtual", ["4", "x8", "4x", "0x8", "4x-1", "4x8+warp", "4x8x2", "four"])
+def test_virtual_that_cannot_be(virtual: str) -> None:
+    try:
+        with pytest.raises((ValueError, muster.MusterError), match="4x8"):
+            muster.init(virtual=virtual)
+    finally:
+        muster.shutdown()
+
+
+def test_an_address_where_nobody_listens() -> None:
+    with pytest.raises((OSError, muster.MusterError), match="nobody"):
+        muster.init(address="/tmp/nobody/head.sock")
+    muster.shutdown()
+
+
+def test_a_cluster_that_nobody_holds_lives_on() -> None:
+    """A cluster lives until shutdown: get_cluster and workers may still call it."""
+    with session("1x2"), ResourceManager(2, 1) as rm:
+        c = Cluster("kept", Echo, rm, WorkerConfig(device_mapping="0"))
+        gone = weakref.ref(c)
+        del c
+        gc.collect()
+        assert gone() is None
+        assert muster.get_cluster("kept").same([1]) == [1]
