@@ -51,11 +51,25 @@ func keepLeg(c *call.Call, w *worker, f *wire.Frame) {
 	if f.Owned() {
 		return
 	}
-	l.Result.Body = bytes.Clone(l.Result.Body)
+	l.Result.Body = c.Data.(*pending).keep(l.Result.Body, len(c.Legs))
 	if len(f.Bufs) > 0 {
 		f.Keep()
 		l.Result.Bufs = f.Bufs
 	}
+}
+
+// maxStore bounds what is set aside for results of which none has come yet.
+const maxStore = 64 << 10
+
+// keep copies a result to where it outlives its frame: those of many legs lie
+// side by side, in memory for as many as the first one leads to expect.
+func (p *pending) keep(b []byte, legs int) []byte {
+	if len(b) > cap(p.store)-len(p.store) {
+		p.store = make([]byte, 0, max(len(b), min(len(b)*legs, maxStore)))
+	}
+	start := len(p.store)
+	p.store = append(p.store, b...)
+	return p.store[start:len(p.store):len(p.store)]
 }
 
 // reportedLocked takes `[rank_info, value]` and returns the value's bytes.
@@ -130,18 +144,24 @@ func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 	if collect.Join == dispatch.JoinOne {
 		return value(c.LegOfRank(collect.Rank)), nil
 	}
-	var parts []wire.Value
+	h := p.caller.h
+	parts := h.parts[:0] // under the lock, so one for all calls
 	if collect.Ranks != nil {
 		for _, rank := range collect.Ranks {
 			parts = append(parts, value(c.LegOfRank(rank)))
 		}
 	} else {
-		parts = make([]wire.Value, len(c.Legs))
-		for i := range parts {
-			parts[i] = value(i)
+		for i := range c.Legs {
+			parts = append(parts, value(i))
 		}
 	}
-	var v wire.Value
+	h.parts = parts
+	defer clear(parts)
+	size := 0
+	for i := range parts {
+		size += len(parts[i].Raw)
+	}
+	v := wire.Value{Raw: make([]byte, 0, size+8)}
 	var err error
 	chained := false
 	if collect.Join == dispatch.JoinChain {

@@ -26,6 +26,7 @@ type pending struct {
 	parts   []wire.Value // nil: every rank gets the payload as it came
 
 	begun   time.Time
+	store   []byte // results that came, while others are waited for
 	waits   []call.Future
 	size    int // bytes of its arguments, on its caller's account until it is answered
 	timeout time.Duration

@@ -34,6 +34,9 @@ type cluster struct {
 	failed       *spec.Error
 	up           bool
 	master       placement.Master
+
+	direct []port // where a broadcast goes: workers with connections of their own,
+	fans   []fan  // and those behind agents
 }
 
 // method is a method with what dispatch needs to know of it.

@@ -79,7 +79,8 @@ type Head struct {
 	callers    map[uint32]*caller
 	changed    chan struct{} // closed and made anew when a node's state changed
 	events     events
-	throttled  int // callers that wait for calls in flight to end
+	parts      []wire.Value // for joining results
+	throttled  int          // callers that wait for calls in flight to end
 	free       *sync.Cond
 
 	owner    *caller

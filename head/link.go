@@ -91,19 +91,16 @@ func wholeFrame(h wire.Header, prefix, body []byte, bufs [][]byte) []byte {
 	return frame
 }
 
-// fanout sends one frame to many links of one agent: it crosses the agent's
-// connection once.
-func (b *batch) fanout(conn *wire.Conn, peers []uint32, frame []byte) {
-	list := b.body[:0]
-	if 8*len(peers) > sharedFrom {
-		list = nil // it will be referred to
-	}
-	list = binary.BigEndian.AppendUint32(append(list, 0xdd), uint32(len(peers))) //nolint:gosec // one per worker
+// fan is the links of one agent that a cluster's workers have, encoded.
+type fan struct {
+	conn  *wire.Conn
+	peers []byte
+}
+
+func appendPeers(dst []byte, peers []uint32) []byte {
+	dst = binary.BigEndian.AppendUint32(append(dst, 0xdd), uint32(len(peers))) //nolint:gosec // one per worker
 	for _, p := range peers {
-		list = binary.BigEndian.AppendUint32(append(list, 0xce), p)
+		dst = binary.BigEndian.AppendUint32(append(dst, 0xce), p)
 	}
-	if len(list) < sharedFrom {
-		b.body = list
-	}
-	b.queue(conn, wire.Header{Kind: wire.KindFanout}, nil, list, [][]byte{frame})
+	return dst
 }

@@ -44,6 +44,10 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 	}
 	var relayed map[group][]uint32
 	wanted := p.wanted(c)
+	if c.Ranks == nil && wanted == nil && len(c.Legs) > 1 {
+		p.cluster.broadcastLocked(head, v, b)
+		return
+	}
 	for i := range c.Legs {
 		to := p.cluster.workers[c.Legs[i].Worker.Rank].port
 		head.Flags = wire.FlagCast | muted(wanted, i)
@@ -63,7 +67,36 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 			head.Flags = to.flags
 			frames[to.flags] = wholeFrame(head, b.scratch, v.Raw, v.Bufs)
 		}
-		b.fanout(to.conn, peers, frames[to.flags])
+		b.queue(to.conn, wire.Header{Kind: wire.KindFanout}, nil, appendPeers(nil, peers), [][]byte{frames[to.flags]})
+	}
+}
+
+// broadcastLocked sends the same bytes to every rank. Where they are is found
+// out once: it does not change while the cluster is up.
+func (cl *cluster) broadcastLocked(head wire.Header, v wire.Value, b *batch) {
+	if cl.direct == nil && cl.fans == nil {
+		relayed := map[*wire.Conn][]uint32{}
+		for _, w := range cl.workers {
+			if l, ok := w.port.(*link); ok {
+				relayed[l.conn] = append(relayed[l.conn], l.peer)
+			} else {
+				cl.direct = append(cl.direct, w.port)
+			}
+		}
+		for conn, peers := range relayed {
+			cl.fans = append(cl.fans, fan{conn, appendPeers(nil, peers)})
+		}
+	}
+	head.Flags = wire.FlagCast
+	for _, to := range cl.direct {
+		b.queue(to, head, b.scratch, v.Raw, v.Bufs)
+	}
+	if len(cl.fans) == 0 {
+		return
+	}
+	frame := [][]byte{wholeFrame(head, b.scratch, v.Raw, v.Bufs)}
+	for _, to := range cl.fans {
+		b.queue(to.conn, wire.Header{Kind: wire.KindFanout}, nil, to.peers, frame)
 	}
 }
 
