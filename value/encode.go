@@ -198,7 +198,7 @@ func (e *encoder) marked(v reflect.Value) (error, bool) {
 		return nil, false
 	}
 	switch m := v.Interface().(type) {
-	case Mark, Kwargs, interface{ Mark() (Mark, error) }:
+	case Mark, Kwargs:
 		return misfitf("a %T inside a value: it has to be an argument of the call itself", m), true
 	case encoding.TextMarshaler:
 		text, err := m.MarshalText()

@@ -81,13 +81,6 @@ func about(err error, what string) error {
 }
 
 func appendArg(dst *wire.Value, arg any) (bool, error) {
-	if m, ok := arg.(interface{ Mark() (Mark, error) }); ok {
-		mark, err := m.Mark()
-		if err != nil {
-			return false, err
-		}
-		arg = mark
-	}
 	m, ok := arg.(Mark)
 	if !ok {
 		return false, Append(dst, arg)
@@ -107,11 +100,8 @@ func appendArg(dst *wire.Value, arg any) (bool, error) {
 			return e.wrapped(extBroadcast, func() error { return e.any(m.value) })
 		})
 	}
-	return false, Append(dst, m.value) // a value that is here already
+	return false, spec.Errorf(spec.CodeInvalid, "an empty Mark; use PerRank or Broadcast")
 }
-
-// Here is a Mark for a value that needs none: of a future whose result has come.
-func Here(r Raw) Mark { return Mark{value: r} }
 
 // elements writes a slice as a list, also one of bytes.
 func (e *encoder) elements(v reflect.Value) error {

@@ -1,0 +1,290 @@
+package muster_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/muster-rl/muster"
+	"github.com/muster-rl/muster/worker"
+)
+
+// The test binary is also the workers of the tests.
+func TestMain(m *testing.M) {
+	if worker.Running() {
+		worker.Main(testClass)
+	}
+	code := m.Run()
+	if dir := built.dir; dir != "" {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// built is the muster program, made once for all tests that need it.
+var built struct {
+	sync.Once
+	dir  string
+	path string
+	err  error
+}
+
+func binary(tb testing.TB) string {
+	tb.Helper()
+	built.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "muster-test-"); built.err != nil {
+			return
+		}
+		built.path = filepath.Join(built.dir, "muster")
+		cmd := exec.Command("go", "build", "-o", built.path, "./cmd/muster")
+		if said, err := cmd.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w: %s", err, said)
+		}
+	})
+	if built.err != nil {
+		tb.Fatalf("the muster program cannot be built: %v", built.err)
+	}
+	return built.path
+}
+
+// testClass offers what the tests call.
+func testClass(info worker.Info) (*worker.Class, error) {
+	var config struct {
+		Fail  string
+		Label string
+	}
+	if err := info.Config.Decode(&config); err != nil && info.Config.Type() != "NoneType" {
+		return nil, err
+	}
+	switch config.Fail {
+	case "error":
+		return nil, errors.New("the model is not there")
+	case "panic":
+		panic("made of glass")
+	case "exit":
+		fmt.Println("about to leave")
+		os.Exit(17)
+	}
+	c := worker.NewClass("Tester").Doc("What the tests call.")
+	var running sync.Mutex
+	most, now := 0, 0
+	c.Register("double", worker.DPCompute, func(rows []int) []int {
+		for i := range rows {
+			rows[i] *= 2
+		}
+		return rows
+	}, worker.Params("rows"))
+	c.Register("who", worker.OneToAll, func() map[string]any {
+		return map[string]any{"rank": info.Rank, "name": info.Worker, "label": config.Label, "env": os.Getenv("RANK"), "args": info.Args, "pid": os.Getpid()}
+	})
+	c.Register("first", worker.OneToAll, func() int { return info.Rank + 100 }, worker.RankZero())
+	c.Register("scatter", worker.AllToAll, func(x string, n int) string { return fmt.Sprint(info.Rank, x, n) }, worker.Params("x", "n"))
+	c.Method("echo", func(x muster.Raw) muster.Raw { return x })
+	c.Method("add", func(x, y int) int { return x + y }, worker.Params("x", "y"))
+	c.Method("sum", func(first float64, rest ...float64) float64 {
+		for _, f := range rest {
+			first += f
+		}
+		return first
+	})
+	c.Method("named", func(x int, kwargs muster.Kwargs) string { return fmt.Sprint(x, kwargs) })
+	c.Method("fail", func(rank int) error {
+		if info.Rank == rank {
+			return fmt.Errorf("row %d is bad", rank)
+		}
+		return nil
+	})
+	c.Method("panic", func() { var m map[string]int; m["x"] = 1 })
+	c.Method("size", func(b []byte) int { return len(b) })
+	c.Method("bytes", func(n int) []byte { return bytes.Repeat([]byte{7}, n) })
+	c.Method("unsendable", func() any { return func() {} })
+	c.Method("stuck", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	c.Method("hang", func() { hangHere() })
+	c.Method("die", func() { fmt.Println("last words"); os.Exit(23) })
+	c.Method("print", func(text string) { fmt.Println(text) })
+	c.Method("meet", func(ctx context.Context, want int) (int, error) {
+		running.Lock()
+		now++
+		most = max(most, now)
+		running.Unlock()
+		defer func() { running.Lock(); now--; running.Unlock() }()
+		for {
+			running.Lock()
+			reached := most
+			running.Unlock()
+			if reached >= want {
+				return reached, nil
+			}
+			select {
+			case <-ctx.Done():
+				return reached, ctx.Err()
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})
+	c.Method("ask", func(ctx context.Context, cluster, method string, args ...any) (muster.Raw, error) {
+		s, err := info.Session(ctx)
+		if err != nil {
+			return muster.Raw{}, err
+		}
+		other, err := s.Attached(ctx, cluster)
+		if err != nil {
+			return muster.Raw{}, err
+		}
+		return muster.Call[muster.Raw](ctx, other.RankZero(), method, args...)
+	})
+	c.Method("child", func() (int, error) {
+		cmd := exec.Command("sleep", "1000")
+		err := cmd.Start()
+		return cmd.Process.Pid, err
+	})
+	if config.Label == "concurrent" {
+		c.Concurrency(8)
+	}
+	return c.OnEnd(func() { fmt.Println("bye from", info.Worker) }), nil
+}
+
+//go:noinline
+func hangHere() { select {} }
+
+// rig is a session, and what is left to check when it is closed.
+type rig struct {
+	*muster.Session
+	t   *testing.T
+	log lockedBuffer
+}
+
+type lockedBuffer struct {
+	sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.Lock()
+	defer b.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.Lock()
+	defer b.Unlock()
+	return b.Buffer.String()
+}
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// start makes a session that leaves nothing: no process, no goroutine.
+func start(t *testing.T, options muster.Options) *rig {
+	t.Helper()
+	r := &rig{t: t}
+	mark := fmt.Sprintf("%s-%d", t.Name(), time.Now().UnixNano())
+	t.Setenv("MUSTER_TEST_MARK", mark)
+	t.Setenv("MUSTER_DIR", shortDir(t))
+	before := runtime.NumGoroutine()
+	options.Binary = binary(t)
+	if options.Log == nil {
+		options.Log = &r.log
+	}
+	s, err := muster.Start(testContext(t), options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Session = s
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		eventually(t, "no process is left", func() (bool, string) {
+			left := marked(mark)
+			return len(left) == 0, strings.Join(left, ", ")
+		})
+		eventually(t, "no goroutine is left", func() (bool, string) {
+			stacks := make([]byte, 1<<16)
+			return runtime.NumGoroutine() <= before, string(stacks[:runtime.Stack(stacks, true)])
+		})
+		if t.Failed() {
+			t.Logf("output of the workers:\n%s", r.log.String())
+		}
+	})
+	return r
+}
+
+// shortDir is a folder whose name leaves room for sockets.
+func shortDir(t *testing.T) string {
+	dir, err := os.MkdirTemp("/tmp", "mt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+// marked are the processes that have the mark in their environment.
+func marked(mark string) []string {
+	var found []string
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		env, err := os.ReadFile(filepath.Join(folder, "environ"))
+		if err == nil && bytes.Contains(env, []byte("MUSTER_TEST_MARK="+mark+"\x00")) {
+			line, _ := os.ReadFile(filepath.Join(folder, "cmdline"))
+			found = append(found, filepath.Base(folder)+" "+strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return found
+}
+
+func eventually(t *testing.T, what string, holds func() (bool, string)) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		ok, why := holds()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("not so within 10 s: %s: %s", what, why)
+			return
+		}
+		runtime.Gosched()
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// cluster starts Go workers.
+func (r *rig) cluster(name string, config muster.ClusterConfig) *muster.Cluster {
+	r.t.Helper()
+	c, err := r.Cluster(testContext(r.t), workers(r.t, name, config))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return c
+}
+
+func workers(t *testing.T, name string, config muster.ClusterConfig) muster.ClusterConfig {
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Name = name
+	config.Command = append([]string{program}, config.Command...)
+	if config.World == 0 && config.Devices == "" {
+		config.World = 1
+	}
+	return config
+}
+
+var _ io.Writer = (*lockedBuffer)(nil)

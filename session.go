@@ -1,0 +1,299 @@
+package muster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/muster-rl/muster/session"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+const (
+	startWait = 60 * time.Second // for a head's welcome, where ctx sets no deadline
+	endWait   = 60 * time.Second // workers get their grace, then are killed
+	exitWait  = 10 * time.Second
+	drainWait = 5 * time.Second
+)
+
+// Options say where the head is, or what an embedded one is like. The zero
+// Options start a head for this machine.
+type Options struct {
+	// Virtual asks for stand-ins instead of real GPUs: "4x8" is 4 nodes of 8 on
+	// this machine, "4x8+relay" also sends calls through the nodes' agents, as
+	// between machines. Default: $MUSTER_VIRTUAL.
+	Virtual string
+	// Address is that of a head which runs already: its socket, its folder, or
+	// its session's name. Default, where Virtual is not given: $MUSTER_ADDRESS.
+	Address string
+	// Binary is the muster program, for an embedded head. Default:
+	// $MUSTER_BINARY, then PATH.
+	Binary string
+	// Python is the interpreter of clusters of Python classes; it needs the
+	// muster package. Default: $MUSTER_PYTHON, then python3 on PATH.
+	Python string
+	// Log gets the workers' output, each line with its worker's name. Default:
+	// os.Stderr; io.Discard for none. It is written to by one goroutine.
+	Log io.Writer
+	// Progress, where set, is told how far starts are, by the same goroutine.
+	Progress func(Progress)
+}
+
+// Progress is how far a cluster or pool is.
+type Progress = wire.Progress
+
+// Session is a connection to a head, and all that was made through it.
+type Session struct {
+	conn    *conn
+	head    *headProcess // nil where it is not ours
+	events  *events      // nil inside workers
+	options Options
+
+	mu          sync.Mutex
+	clusters    map[uint32]*Cluster
+	interpreter map[string]spec.Runtime // by the python that was asked
+
+	closing sync.Once
+	closed  chan struct{}
+	err     error
+}
+
+// Start starts a head of this program's own, or attaches to one that runs. ctx
+// bounds the start alone. An embedded head ends with Close, and with this
+// process however that ends, and everything below it with it.
+func Start(ctx context.Context, options Options) (*Session, error) {
+	if options.Address != "" && options.Virtual != "" {
+		return nil, spec.Errorf(CodeInvalid, "Virtual says what an embedded head pretends to have; the head at an address has its own nodes. Give one of the two")
+	}
+	if options.Virtual == "" && options.Address == "" {
+		if options.Address = os.Getenv("MUSTER_ADDRESS"); options.Address == "" {
+			options.Virtual = os.Getenv("MUSTER_VIRTUAL")
+		}
+	}
+	if options.Log == nil {
+		options.Log = os.Stderr
+	}
+	ctx, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	if options.Address != "" {
+		return attach(ctx, options)
+	}
+	return embed(ctx, options)
+}
+
+func embed(ctx context.Context, options Options) (*Session, error) {
+	binary, err := findBinary(options.Binary)
+	if err != nil {
+		return nil, err
+	}
+	head, nc, err := startHead(binary)
+	if err != nil {
+		return nil, err
+	}
+	s := newSession(nc, options)
+	s.head = head
+	welcome, err := s.join(ctx, wire.Hello{Role: wire.RoleOwner, Virtual: options.Virtual, Runtime: ownRuntime()})
+	if err == nil {
+		err = s.listen(welcome.Address, welcome.Token)
+	}
+	if err != nil {
+		_ = nc.Close()
+		head.end(exitWait)
+		var told *Error
+		if errors.As(err, &told) {
+			return nil, failed(told)
+		}
+		return nil, failed(spec.Errorf(CodeHeadLost, "the head did not start: %v. %s", err, head.howEnded()))
+	}
+	go s.conn.read(func(error) *spec.Error {
+		return spec.Errorf(CodeHeadLost, "%s", head.howEnded())
+	})
+	return s, nil
+}
+
+// attach dials a head that runs.
+func attach(ctx context.Context, options Options) (*Session, error) {
+	socket := findSocket(options.Address)
+	token, err := os.ReadFile(filepath.Join(filepath.Dir(socket), "token"))
+	if err != nil {
+		return nil, spec.Errorf(CodeHeadLost, "no head at %q: its token cannot be read: %v", options.Address, err)
+	}
+	s, err := dial(ctx, options, socket, wire.Hello{
+		Role: wire.RoleController, Token: strings.TrimSpace(string(token)), Runtime: ownRuntime(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.listen(socket, strings.TrimSpace(string(token))); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// findSocket takes a socket, the folder it is in, or the name of its session.
+func findSocket(address string) string {
+	if info, err := os.Stat(address); err == nil && info.IsDir() {
+		return filepath.Join(address, "head.sock")
+	}
+	for _, s := range session.List() {
+		if s.Name == address {
+			return s.Socket()
+		}
+	}
+	return address
+}
+
+// InWorker attaches from inside a worker, with the worker's own token. Package
+// worker calls it; others use Start.
+func InWorker(ctx context.Context, address, token string, number uint32) (*Session, error) {
+	ctx, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	return dial(ctx, Options{Log: io.Discard}, address, wire.Hello{
+		Role: wire.RoleController, Token: token, Worker: number, Runtime: ownRuntime(),
+	})
+}
+
+func dial(ctx context.Context, options Options, socket string, hello wire.Hello) (*Session, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, spec.Errorf(CodeHeadLost, "no head answers at %s: %v. Is it still running?", socket, err)
+	}
+	s := newSession(nc, options)
+	if _, err := s.join(ctx, hello); err != nil {
+		_ = nc.Close()
+		return nil, failed(err)
+	}
+	go s.conn.read(func(err error) *spec.Error {
+		return spec.Errorf(CodeHeadLost, "the head at %s ended or hung up (%v). Is it still running?", socket, err)
+	})
+	return s, nil
+}
+
+func newSession(nc net.Conn, options Options) *Session {
+	return &Session{
+		conn: newConn(wire.NewConn(nc)), options: options, clusters: map[uint32]*Cluster{},
+		interpreter: map[string]spec.Runtime{}, closed: make(chan struct{}),
+	}
+}
+
+// join says hello, as long as ctx lets it.
+func (s *Session) join(ctx context.Context, hello wire.Hello) (wire.Welcome, error) {
+	nc := s.conn.wire.NetConn()
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	welcome, err := wire.Join(s.conn.wire, hello)
+	if !stop() && ctx.Err() != nil {
+		return welcome, fmt.Errorf("no welcome from the head: %w", context.Cause(ctx))
+	}
+	return welcome, err
+}
+
+// ownRuntime is this process as workers inherit it.
+func ownRuntime() spec.Runtime {
+	env := map[string]string{}
+	for _, entry := range os.Environ() {
+		if name, text, ok := strings.Cut(entry, "="); ok && name != "" {
+			env[name] = text
+		}
+	}
+	dir, _ := os.Getwd() // without one, workers start where the agent is
+	return spec.Runtime{Env: env, Dir: dir}
+}
+
+// Done is closed when the session is over: closed, or its head lost.
+func (s *Session) Done() <-chan struct{} { return s.conn.over }
+
+// Close stops every cluster of the session, and the head that it started, and
+// waits until all of it is gone and all output is written. It may be called
+// any number of times.
+func (s *Session) Close() error {
+	s.closing.Do(func() {
+		defer close(s.closed)
+		ctx, cancel := context.WithTimeout(context.Background(), endWait)
+		defer cancel()
+		if s.head != nil {
+			s.err = s.conn.ask(ctx, "shutdown", &wire.Empty{}, &wire.Mark{})
+		} else {
+			s.err = s.stopAll(ctx)
+		}
+		if CodeOf(s.err) == CodeHeadLost {
+			s.err = nil // who wanted something of it was told; now it is gone as it should
+		}
+		_ = s.conn.wire.Close()
+		if s.head != nil {
+			s.head.end(exitWait)
+		}
+		<-s.conn.over
+		if s.events != nil {
+			s.events.end(s.head != nil)
+		}
+		if s.head != nil {
+			s.head.forget()
+		}
+	})
+	<-s.closed
+	return s.err
+}
+
+func (s *Session) stopAll(ctx context.Context) error {
+	s.mu.Lock()
+	var mine []*Cluster
+	for _, c := range s.clusters {
+		mine = append(mine, c)
+	}
+	s.mu.Unlock()
+	var all error
+	for _, c := range mine {
+		all = errors.Join(all, c.Shutdown(ctx))
+	}
+	return all
+}
+
+// Pool is a reservation of nodes and devices.
+type Pool struct {
+	session *Session
+	pool    spec.Pool
+}
+
+// Pool reserves GPUs on nodes, all of them or none; 0 GPUs make a pool for CPU
+// workers. Where ctx has no deadline it waits 30 s for nodes to join.
+func (s *Session) Pool(ctx context.Context, nodes, gpusPerNode int) (*Pool, error) {
+	req := wire.PoolCreate{PerNode: gpusPerNode, Nodes: nodes}
+	if deadline, ok := ctx.Deadline(); ok {
+		req.Timeout = max(time.Until(deadline).Seconds(), 0.001)
+	}
+	p := &Pool{session: s}
+	if err := s.conn.ask(ctx, "pool.create", &req, &p.pool); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// Nodes are the pool's, with the devices that it has of each.
+func (p *Pool) Nodes() []Node { return p.pool.Nodes }
+
+// Release gives the pool back, once no cluster uses it any more.
+func (p *Pool) Release(ctx context.Context) error {
+	return p.session.conn.ask(ctx, "pool.release", &wire.PoolRelease{Pool: p.pool.ID}, &wire.Empty{})
+}
+
+// Plan draws where the workers of clusters would be, and starts nothing. What it
+// refuses, Cluster would refuse too.
+func (p *Pool) Plan(ctx context.Context, clusters ...ClusterConfig) (string, error) {
+	req := wire.PlanRequest{Pool: p.pool.ID}
+	for _, c := range clusters {
+		req.Clusters = append(req.Clusters, c.spec())
+	}
+	var answer wire.PlanAnswer
+	err := p.session.conn.ask(ctx, "plan", &req, &answer)
+	return answer.Text, err
+}

@@ -1,0 +1,33 @@
+// Package worker makes workers in Go: programs that clusters run in the place
+// of Python classes, called in the same way by the same controllers.
+//
+//	func main() {
+//		worker.Main(func(info worker.Info) (*worker.Class, error) {
+//			class := worker.NewClass("Verifier")
+//			class.Register("verify", worker.DPCompute, verify, worker.Params("rows"))
+//			return class, nil
+//		})
+//	}
+//
+//	func verify(ctx context.Context, rows []string) ([]float64, error) { … }
+//
+// A cluster of it is ClusterConfig{Command: []string{"./verifier"}} in Go and
+// Cluster(worker_cls="exec:./verifier") in Python.
+//
+// # Life
+//
+//	started   by an agent, which tells over descriptor 3 what it is to be
+//	making    the function given to Main makes the class; an error or a panic
+//	          there is the cluster's reason for not starting
+//	ready     calls run one after another, or several at once (Concurrency)
+//	ending    at SIGTERM, or when the head or agent is gone: contexts of calls
+//	          end, those that do not return within 2 s are left, OnEnd runs
+//
+// A method's error is the caller's; so is its panic, with its stack, and the
+// worker lives on. A cancel, and the end of the worker, end a call's context;
+// nothing else interrupts Go code. Whatever is printed is the worker's log. At a
+// deadline the stacks of all goroutines are told, those of methods first.
+//
+// The package imports the controller's (a worker may call other clusters),
+// value, wire, dispatch, process and spec. It never decides what is called.
+package worker

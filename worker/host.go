@@ -1,0 +1,235 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/muster-rl/muster"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// host runs the calls of one worker. The head sends them in the order of their
+// numbers.
+type host struct {
+	class *Class
+	info  *Info
+	conn  *wire.Conn
+	limit int
+
+	ctx    context.Context // of every call; ends with the worker
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	running map[uint64]context.CancelFunc
+	doomed  map[uint64]bool // cancelled before they began
+	last    uint64          // the highest call begun
+	queued  []leg           // taken from the connection, not begun
+	workers int             // goroutines that run calls
+	leaving chan struct{}   // set when the worker ends; closed when no call runs
+}
+
+// leg is a call as it came.
+type leg struct {
+	id      uint64
+	mute    bool
+	method  string
+	payload wire.Payload
+	broken  error
+}
+
+func newHost(class *Class, info *Info, conn *wire.Conn, limit int) *host {
+	h := &host{class: class, info: info, conn: conn, limit: limit, running: map[uint64]context.CancelFunc{}, doomed: map[uint64]bool{}}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	return h
+}
+
+// serve reads calls until the connection ends. One at a time run right here, so
+// that between a call and its answer there is no other goroutine.
+func (h *host) serve() error {
+	for {
+		f, err := h.conn.Read()
+		if err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
+				return nil
+			}
+			return err
+		}
+		if f.Kind != wire.KindLeg {
+			continue
+		}
+		l := readLeg(f)
+		if h.limit == 1 {
+			h.one(l)
+			continue
+		}
+		h.mu.Lock()
+		h.queued = append(h.queued, l)
+		if h.workers < h.limit {
+			h.workers++
+			go h.work()
+		}
+		h.mu.Unlock()
+	}
+}
+
+// work runs queued calls until there is none.
+func (h *host) work() {
+	for {
+		h.mu.Lock()
+		if len(h.queued) == 0 {
+			h.workers--
+			h.mu.Unlock()
+			return
+		}
+		l := h.queued[0]
+		h.queued = h.queued[1:]
+		h.mu.Unlock()
+		h.one(l)
+	}
+}
+
+// readLeg takes [method, parent, payload] apart; what it returns is its own.
+func readLeg(f wire.Frame) leg {
+	f.Keep()
+	l := leg{id: f.ID, mute: f.Flags&wire.FlagMute != 0}
+	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
+	if err == nil && n != 3 {
+		err = fmt.Errorf("%d parts instead of 3", n)
+	}
+	if err == nil {
+		l.method, b, err = msgp.ReadStringBytes(b)
+	}
+	if err == nil {
+		_, b, err = msgp.ReadUint64Bytes(b)
+	}
+	if err != nil {
+		l.broken = spec.Errorf(spec.CodeProtocol, "a call that cannot be read: %v", err)
+		return l
+	}
+	l.payload, l.broken = wire.ParsePayload(b, f.Bufs)
+	return l
+}
+
+// one runs a call, unless it was cancelled, and answers it.
+func (h *host) one(l leg) {
+	ctx, cancel := context.WithCancel(muster.InCall(h.ctx, l.id))
+	defer cancel()
+	h.mu.Lock()
+	if h.leaving != nil {
+		h.mu.Unlock()
+		return
+	}
+	h.last = max(h.last, l.id)
+	cancelled := h.doomed[l.id]
+	delete(h.doomed, l.id)
+	h.running[l.id] = cancel
+	h.mu.Unlock()
+	if cancelled {
+		l.broken = spec.Errorf(spec.CodeCancelled, "the call was cancelled before %s began it", h.info.Worker)
+	}
+	var flags wire.Flags
+	var out wire.Value
+	if l.broken != nil {
+		flags, out.Raw = wire.FlagError, wire.AppendError(nil, spec.AsError(l.broken))
+	} else {
+		flags, out = h.run(ctx, l.method, l.payload, l.mute)
+	}
+	h.conn.Queue(wire.Header{Kind: wire.KindResult, Flags: flags, ID: l.id}, nil, out.Raw, out.Bufs)
+	h.mu.Lock()
+	delete(h.running, l.id)
+	if h.leaving != nil && len(h.running) == 0 {
+		close(h.leaving)
+	}
+	h.mu.Unlock()
+	h.conn.Flush()
+}
+
+// giveUp cancels a call and says what became of it, in the words of the wire.
+func (h *host) giveUp(call uint64) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if cancel := h.running[call]; cancel != nil {
+		cancel()
+		return "loop" // its context has ended; it leaves by itself
+	}
+	waiting := call > h.last
+	for i := range h.queued {
+		waiting = waiting || h.queued[i].id == call
+	}
+	if waiting {
+		h.doomed[call] = true
+		return "queued"
+	}
+	return "done"
+}
+
+// leave ends the contexts of calls and begins no other; what it returns is
+// closed once none runs.
+func (h *host) leave() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.leaving = make(chan struct{})
+	if len(h.running) == 0 {
+		close(h.leaving)
+	}
+	h.cancel()
+	return h.leaving
+}
+
+// control answers the agent until the connection ends, which means that the
+// agent is gone; end is called when the worker is to end.
+func control(conn *wire.Conn, h func() *host, end func()) {
+	for {
+		f, err := conn.Read()
+		if err != nil {
+			os.Exit(1)
+		}
+		verb, body, err := wire.ReadVerb(f.Body)
+		switch {
+		case err != nil:
+			wire.Respond(conn, f.ID, nil, err)
+		case f.Kind == wire.KindNotice && verb == "shutdown":
+			end()
+		case f.Kind != wire.KindRequest:
+		case verb == "ping", verb == "clear": // Go code is never left at an unknown point
+			wire.Respond(conn, f.ID, &wire.Empty{}, nil)
+		case verb == "cancel":
+			call, err := readCancel(body)
+			state := "done"
+			if host := h(); host != nil && err == nil {
+				state = host.giveUp(call)
+			}
+			wire.Respond(conn, f.ID, &wire.Cancelled{State: state}, err)
+		default:
+			wire.Respond(conn, f.ID, nil, spec.Errorf(spec.CodeProtocol, "a worker does not know the request %q", verb))
+		}
+	}
+}
+
+func readCancel(body []byte) (call uint64, err error) {
+	n, b, err := msgp.ReadMapHeaderBytes(body)
+	for ; err == nil && n > 0; n-- {
+		var key []byte
+		if key, b, err = msgp.ReadMapKeyZC(b); err != nil {
+			break
+		}
+		if string(key) == "call" {
+			call, b, err = msgp.ReadUint64Bytes(b)
+		} else {
+			b, err = msgp.Skip(b)
+		}
+	}
+	if err != nil {
+		return 0, spec.Errorf(spec.CodeProtocol, "the request cancel cannot be read: %v", err)
+	}
+	return call, nil
+}
