@@ -147,11 +147,24 @@ func (w *world) ask(verb string, req msgp.Marshaler, resp msgp.Unmarshaler) erro
 
 // send sends a call in its registered mode.
 func (w *world) send(cluster uint32, method string, payload []byte) {
+	w.sendTo(cluster, method, nil, payload)
+}
+
+// sendTo sends a call to these ranks, or in its mode where there are none.
+func (w *world) sendTo(cluster uint32, method string, ranks []int, payload []byte) {
 	w.next++
 	b := []byte{0x92, 0x97}
 	b = msgp.AppendUint32(b, cluster)
 	b = msgp.AppendString(b, method)
-	b = append(b, 0, 0xc0, 0, 0, 0) // its mode, all ranks, no timeout, no parent, no flags
+	if ranks == nil {
+		b = append(b, 0, 0xc0)
+	} else {
+		b = msgp.AppendArrayHeader(append(b, 1), uint32(len(ranks))) //nolint:gosec // a number of workers
+		for _, r := range ranks {
+			b = msgp.AppendInt(b, r)
+		}
+	}
+	b = append(b, 0, 0, 0) // no timeout, no parent, no flags
 	w.conn.Send(wire.Header{Kind: wire.KindCall, ID: w.next, Ack: uint32(w.next - 1)}, append(b, payload...), nil)
 }
 

@@ -21,9 +21,10 @@ func main() {
 func run() error {
 	role := flag.String("role", "", "used by the program itself: head or nodes")
 	sizes := flag.String("sizes", "10,100,1000,10000", "numbers of workers")
-	rounds := flag.Int("rounds", 0, "calls per measurement; 0: by size, 20 to 300")
+	rounds := flag.Int("rounds", 0, "calls per measurement; 0: by size, 60 to 500")
 	out := flag.String("out", "build/bench", "folder for sim.json and sim.svg")
 	profile := flag.String("profile", "", "folder for CPU profiles of the head, one per size")
+	repeats := flag.Int("repeats", 3, "runs of every size, interleaved; medians are told")
 	check := flag.Bool("check", false, "fail where costs per worker grow beyond the bounds")
 	flag.Parse()
 	switch *role {
@@ -37,17 +38,27 @@ func run() error {
 	}
 
 	report := Report{Machine: machine()}
+	runs := map[int][]*Size{}
+	order := []int{}
 	for _, text := range strings.Split(*sizes, ",") {
 		workers, err := strconv.Atoi(strings.TrimSpace(text))
 		if err != nil || workers < 1 {
 			return fmt.Errorf("-sizes: %q is no number of workers", text)
 		}
-		fmt.Fprintf(os.Stderr, "%d workers\n", workers)
-		size, err := measure(workers, *rounds, profileOf(*profile, workers))
-		if err != nil {
-			return fmt.Errorf("%d workers: %w", workers, err)
+		order = append(order, workers)
+	}
+	for i := range max(*repeats, 1) {
+		for _, workers := range order {
+			fmt.Fprintf(os.Stderr, "run %d: %d workers\n", i+1, workers)
+			size, err := measure(workers, *rounds, profileOf(*profile, workers))
+			if err != nil {
+				return fmt.Errorf("%d workers: %w", workers, err)
+			}
+			runs[workers] = append(runs[workers], size)
 		}
-		report.Sizes = append(report.Sizes, *size)
+	}
+	for _, workers := range order {
+		report.Sizes = append(report.Sizes, middle(runs[workers]))
 	}
 	report.judge()
 	report.print(os.Stdout)

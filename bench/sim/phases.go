@@ -41,6 +41,7 @@ const (
 	phaseBroadcast = "broadcast"
 	phaseCut       = "cut and chain"
 	phaseLose      = "lose a worker"
+	phaseEnd       = "end its peers"
 	phaseStop      = "stop"
 )
 
@@ -48,7 +49,7 @@ const (
 func measure(workers, rounds int, profile string) (*Size, error) {
 	nodes := (workers + perNode - 1) / perNode
 	if rounds == 0 {
-		rounds = min(300, max(20, 100_000/workers))
+		rounds = min(500, max(60, 200_000/workers))
 	}
 	w, err := begin(profile)
 	if err != nil {
@@ -60,23 +61,31 @@ func measure(workers, rounds int, profile string) (*Size, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A phase of many rounds is measured in batches, of which the median counts:
+	// the machine is rarely ours alone.
 	phase := func(name string, rounds int, step func() error) error {
-		before, err := w.cost("cpu")
-		if err != nil {
-			return err
-		}
-		times := make([]float64, rounds)
-		for i := range times {
-			start := time.Now()
-			if err := step(); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+		batches := min(rounds, 5)
+		var times, cpu []float64
+		for range batches {
+			before, err := w.cost("cpu")
+			if err != nil {
+				return err
 			}
-			times[i] = time.Since(start).Seconds()
+			for range rounds / batches {
+				start := time.Now()
+				if err := step(); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+				times = append(times, time.Since(start).Seconds())
+			}
+			after, err := w.cost("cpu")
+			if err != nil {
+				return err
+			}
+			cpu = append(cpu, (after.CPU-before.CPU)/float64(rounds/batches))
 		}
-		after, err := w.cost("cpu")
-		slices.Sort(times)
-		s.Phases = append(s.Phases, Phase{Name: name, Time: times[rounds/2], CPU: (after.CPU - before.CPU) / float64(rounds), Rounds: rounds})
-		return err
+		s.Phases = append(s.Phases, Phase{Name: name, Time: median(times), CPU: median(cpu), Rounds: len(times)})
+		return nil
 	}
 
 	var pool spec.Pool
@@ -128,12 +137,13 @@ func measure(workers, rounds int, profile string) (*Size, error) {
 		}
 	}
 	// All of it waits in one call when a worker goes. The head tells the caller
-	// and ends the other legs; the next round trip shows that it is through.
+	// and has the other legs ended: a call of the other ranks comes after that.
 	if err := w.hold(info.Number, workers); err != nil {
 		return nil, err
 	}
 	err = errors.Join(
 		phase(phaseLose, 1, func() error { return w.lose(&info) }),
+		phase(phaseEnd, 1, func() error { return w.others(&info) }),
 		phase(phaseStop, 1, func() error {
 			return w.ask("cluster.stop", &wire.ClusterRef{Number: info.Number}, &wire.Mark{})
 		}),
@@ -195,4 +205,46 @@ func (w *world) lose(info *wire.ClusterInfo) error {
 		return fmt.Errorf("a later call was answered by: %w", err)
 	}
 	return nil
+}
+
+// others calls every rank but the one that was lost.
+func (w *world) others(info *wire.ClusterInfo) error {
+	n := len(info.Workers)
+	ranks := make([]int, 0, n)
+	for rank := range n {
+		if rank != n/2 {
+			ranks = append(ranks, rank)
+		}
+	}
+	if len(ranks) == 0 {
+		return nil
+	}
+	w.sendTo(info.Number, "broadcast", ranks, []byte{0x92, 0x90, 0x80})
+	_, err := w.answer()
+	return err
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	return values[len(values)/2]
+}
+
+// middle is the medians of several runs of one size.
+func middle(runs []*Size) Size {
+	m := *runs[0]
+	m.Phases = slices.Clone(m.Phases)
+	of := func(pick func(*Size) float64) float64 {
+		var values []float64
+		for _, r := range runs {
+			values = append(values, pick(r))
+		}
+		return median(values)
+	}
+	for i := range m.Phases {
+		m.Phases[i].Time = of(func(s *Size) float64 { return s.Phases[i].Time })
+		m.Phases[i].CPU = of(func(s *Size) float64 { return s.Phases[i].CPU })
+	}
+	m.Heap = uint64(of(func(s *Size) float64 { return float64(s.Heap) }))
+	m.RSS = uint64(of(func(s *Size) float64 { return float64(s.RSS) }))
+	return m
 }
