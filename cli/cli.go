@@ -45,18 +45,18 @@ The other commands look at what a script would do, or does.`,
   muster plan layout.yaml
   muster status
   muster stacks actor_train`,
-		Version:                    wire.Release,
-		SilenceUsage:               true,
-		SilenceErrors:              true,
-		SuggestionsMinimumDistance: 2,
-		Args:                       cobra.ArbitraryArgs,
-		RunE:                       noCommand,
+		Version:       wire.Release,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.ArbitraryArgs,
+		RunE:          noCommand,
 	}
 	root.SetVersionTemplate("muster {{.Version}}\n")
 	root.AddCommand(
 		runCommand(), planCommand(), doctorCommand(), statusCommand(), logsCommand(), stacksCommand(),
 		versionCommand(), headCommand(), agentCommand(), wardenCommand(), exitCodesTopic(),
 	)
+	root.SetHelpCommand(helpCommand())
 	root.SetFlagErrorFunc(wrongFlag)
 	return root
 }
@@ -82,28 +82,64 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return usage("there is no command %s; there are %s (muster help)", name, strings.Join(names, ", "))
 }
 
-// wrongFlag says which flag may have been meant.
+// helpCommand is cobra's, but for names that are not there.
+func helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show what a command does",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			var names []string
+			for _, c := range cmd.Root().Commands() {
+				if len(args) == 0 && (c.IsAvailableCommand() || c.IsAdditionalHelpTopicCommand()) {
+					names = append(names, c.Name())
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			root := cmd.Root()
+			found, rest, err := root.Find(args)
+			if err != nil || found == root && len(rest) > 0 {
+				return noCommand(root, args)
+			}
+			found.InitDefaultHelpFlag()
+			found.InitDefaultVersionFlag()
+			return found.Help()
+		},
+	}
+}
+
+// wrongFlag says what is wrong with a flag, and which may have been meant.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
-	if !errors.As(err, &unknown) || len(unknown.GetSpecifiedName()) < 2 {
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &invalid):
+		kind := map[string]string{"int": "a whole number", "bool": "true or false"}[invalid.GetFlag().Value.Type()]
+		return usage("--%s is %q; it takes %s", invalid.GetFlag().Name, invalid.GetValue(), kind)
+	case !errors.As(err, &unknown):
 		return usage("%v (muster %s --help)", err, cmd.Name())
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden {
-			names = append(names, f.Name)
+			names = append(names, "--"+f.Name)
 		}
 	})
-	if near := spec.NearestName(unknown.GetSpecifiedName(), names); near != "" {
-		return usage("there is no flag --%s; did you mean --%s?", shown(unknown.GetSpecifiedName()), near)
+	name := "--" + shown(unknown.GetSpecifiedName())
+	if short := unknown.GetSpecifiedShortnames(); short != "" {
+		return usage("there is no flag -%s; there are %s", shown(unknown.GetSpecifiedName()), strings.Join(names, ", "))
 	}
-	return usage("there is no flag --%s; there are --%s", shown(unknown.GetSpecifiedName()), strings.Join(names, ", --"))
+	if near := spec.NearestName(name, names); near != "" {
+		return usage("there is no flag %s; did you mean %s?", name, near)
+	}
+	return usage("there is no flag %s; there are %s", name, strings.Join(names, ", "))
 }
 
 // noArguments refuses what follows a command that takes nothing.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usage("muster %s takes no arguments, and here is %s", cmd.Name(), shown(args[0]))
+		return usage("%s takes no arguments, and here is %s", cmd.Name(), shown(args[0]))
 	}
 	return nil
 }

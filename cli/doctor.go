@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-rl/muster/device"
 	"github.com/muster-rl/muster/session"
+	"github.com/muster-rl/muster/spec"
 )
 
 // doctorBound is for drivers and interpreters that hang.
@@ -77,6 +78,7 @@ if something is missing without which scripts do not run.`,
 // patient is the machine that doctor looks at, as far as it does.
 type patient struct {
 	device.Machine
+	find        func(context.Context, device.Machine) ([]spec.Device, error)
 	workers     int
 	interpreter func() (string, error)
 	limit       func(resource int) (soft, hard uint64, err error)
@@ -89,7 +91,7 @@ type patient struct {
 // here is this machine.
 func here(python string, workers int) patient {
 	return patient{
-		Machine: device.Here(), workers: workers,
+		Machine: device.Here(), find: device.Find, workers: workers,
 		interpreter: func() (string, error) { return interpreter(python) },
 		limit: func(resource int) (uint64, uint64, error) {
 			// The parent's: Go has raised our own soft limit of open files.

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/muster-rl/muster/spec"
 )
 
 // logFile is what one worker printed.
@@ -48,15 +50,15 @@ func (t target) has(f logFile) bool {
 
 func (t target) missing(all []logFile) error {
 	var clusters, names []string
-	ranks := 0
+	var ranks []int
 	for _, f := range all {
 		clusters, names = append(clusters, f.cluster), append(names, f.worker)
 		if f.cluster == t.name {
-			ranks++
+			ranks = append(ranks, f.rank)
 		}
 	}
-	if ranks > 0 {
-		return nothing("cluster %s has no such rank; it has %s, 0 to %d", t.name, count(ranks, "rank"), ranks-1)
+	if len(ranks) > 0 {
+		return nothing("cluster %s has no rank %s; it has %s", t.name, spec.Spans(t.ranks), spec.Spans(ranks))
 	}
 	// A worker that is misspelt is offered only where no cluster is nearer.
 	err := noSuch("cluster or worker", t.name, clusters)

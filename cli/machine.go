@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/muster-rl/muster/agent"
-	"github.com/muster-rl/muster/device"
 	"github.com/muster-rl/muster/head"
 )
 
@@ -27,7 +26,7 @@ const (
 // devices tells the accelerators, by kind of model.
 func (p patient) devices(ctx context.Context) finding {
 	const virtual = "for stand-ins without GPUs: muster run --virtual 1x8 SCRIPT, or MUSTER_VIRTUAL=1x8"
-	found, err := device.Find(ctx, p.Machine)
+	found, err := p.find(ctx, p.Machine)
 	f := finding{What: "GPUs", State: stateOK}
 	var models []string
 	counts := map[string]int{}
@@ -185,7 +184,7 @@ func (p patient) processes() finding {
 	}
 	f.Found = fmt.Sprintf("at most %d, threads included (%s)", least, from)
 	if need := uint64(p.workers)*4 + 64; least < need { //nolint:gosec // a count
-		f.State, f.Do = stateMissing, fmt.Sprintf("%s need about %d: raise it (docker run --pids-limit, podAnnotations or ulimit -u)", count(p.workers, "worker"), need)
+		f.State, f.Do = stateMissing, fmt.Sprintf("%s need about %d: raise it (docker run --pids-limit, or ulimit -u)", count(p.workers, "worker"), need)
 	}
 	return f
 }

@@ -56,23 +56,27 @@ func readPlan(name string, stdin io.Reader) ([]byte, error) {
 	if name != "-" {
 		file, err := os.Open(name)
 		if err != nil {
-			var bare *os.PathError
-			if errors.As(err, &bare) {
-				err = bare.Err
-			}
-			return nil, usage("cannot read %s: %v", shown(name), err)
+			return nil, cannotRead(name, err)
 		}
 		defer file.Close()
 		stdin = file
 	}
 	text, err := io.ReadAll(io.LimitReader(stdin, mostPlan+1))
 	if err != nil {
-		return nil, usage("cannot read %s: %v", shown(name), err)
+		return nil, cannotRead(name, err)
 	}
 	if len(text) > mostPlan {
 		return nil, usage("%s is larger than %s: that is no plan", shown(name), size(mostPlan))
 	}
 	return text, nil
+}
+
+func cannotRead(name string, err error) error {
+	var bare *os.PathError
+	if errors.As(err, &bare) {
+		err = bare.Err
+	}
+	return usage("cannot read %s: %v", shown(name), err)
 }
 
 func showPlan(out io.Writer, name string, text []byte, asJSON bool) error {

@@ -63,7 +63,7 @@ func (p *planParser) cluster(e entry) spec.Cluster {
 	if strategy != nil {
 		p.strategyArgs(&c, strategy)
 	}
-	if len(entries) == 0 && len(p.wrong) == 0 {
+	if e.value.Tag == "!!null" {
 		c.World = 1 // as Cluster() without a worker_config
 	}
 	return c

@@ -73,6 +73,9 @@ func parsePlan(text []byte) (*planFile, []complaint) {
 		case "clusters":
 			f.clusters = p.clusters(e.value)
 		default:
+			if strings.HasPrefix(e.key, "x-") {
+				continue // what anchors are kept in
+			}
 			p.unknown(e, "a plan", []string{"nodes", "gpus_per_node", "clusters"})
 		}
 	}

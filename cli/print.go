@@ -26,8 +26,10 @@ func printJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// shown makes a word from outside safe to print.
-func shown(word string) string { return agent.Escape([]byte(word)) }
+// shown makes a word from outside safe to print: not even colours stay.
+func shown(word string) string {
+	return agent.Escape([]byte(strings.ReplaceAll(word, "\x1b", `\x1b`)))
+}
 
 // terminal says whether w is one: there, nothing may steer it.
 func terminal(w io.Writer) bool {

@@ -110,7 +110,7 @@ func nodesText(nodes []wire.NodeInfo) string {
 			continue
 		}
 		row := []string{n.Node.Name, n.State, "", "", "", ""}
-		if n.State != "joining" {
+		if n.Node.Cores > 0 { // it has joined once
 			row[2], row[3], row[4] = gpusOf(n.Node), strconv.Itoa(n.Node.Cores), size(n.Node.Memory)
 		}
 		row[5] = shown(strings.Join(slices.DeleteFunc([]string{n.Why, n.Node.Trouble}, func(s string) bool { return s == "" }), "; "))
@@ -224,7 +224,9 @@ func missingText(c wire.CallInfo) string {
 		return "not sent yet"
 	case len(c.Out) == 0:
 		return "-"
-	case len(c.Out) == c.Legs && c.Legs > 1:
+	case c.Legs == 1:
+		return fmt.Sprintf("rank %d", c.Out[0])
+	case len(c.Out) == c.Legs:
 		return fmt.Sprintf("all %d ranks", c.Legs)
 	}
 	out := slices.Sorted(slices.Values(c.Out))

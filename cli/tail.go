@@ -15,6 +15,9 @@ import (
 const (
 	// followPace is how long lines gather before they are shown together.
 	followPace = 50 * time.Millisecond
+	// followAnyway is how often files are looked at when nothing is heard: a head
+	// rings no bell for a listener that it has only just welcomed.
+	followAnyway = time.Second
 	// longestRest is how much of a line without an end is kept.
 	longestRest = 1 << 20
 	readBlock   = 64 << 10
@@ -106,12 +109,16 @@ func (t *tailer) follow(c *client) error {
 			}
 		}
 	}()
-	pace := time.NewTicker(followPace)
+	pace, anyway := time.NewTicker(followPace), time.NewTicker(followAnyway)
 	defer pace.Stop()
+	defer anyway.Stop()
 	for ringing := true; ringing && t.err == nil; {
-		_, ringing = <-bell
-		if ringing {
-			<-pace.C
+		select {
+		case _, ringing = <-bell:
+			if ringing {
+				<-pace.C
+			}
+		case <-anyway.C:
 		}
 		t.scan()
 	}

@@ -43,7 +43,7 @@ type deviceView struct {
 
 type clusterView struct {
 	Name    string       `json:"name"`
-	Pool    int          `json:"pool"`
+	Pool    int          `json:"pool,omitempty"`
 	World   int          `json:"world_size"`
 	Shape   shapeView    `json:"shape"`
 	Workers []workerView `json:"workers"`
