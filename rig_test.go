@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,42 +18,36 @@ import (
 	"github.com/muster-rl/muster/worker"
 )
 
-// The test binary is also the workers of the tests.
+// The test binary is also the workers of the tests. The programs that tests and
+// examples start are built once, from this tree, and found on PATH.
 func TestMain(m *testing.M) {
 	if worker.Running() {
 		worker.Main(testClass)
 	}
-	code := m.Run()
-	if dir := built.dir; dir != "" {
-		_ = os.RemoveAll(dir)
+	dir, err := os.MkdirTemp("", "muster-test-")
+	if err == nil {
+		err = build(dir, "muster", "./cmd/muster")
 	}
+	if err == nil {
+		err = build(dir, "go-verifiers", "./examples/go-verifiers")
+	}
+	code := 1
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else {
+		_ = os.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+		_ = os.Setenv("MUSTER_BINARY", filepath.Join(dir, "muster"))
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }
 
-// built is the muster program, made once for all tests that need it.
-var built struct {
-	sync.Once
-	dir  string
-	path string
-	err  error
-}
-
-func binary(tb testing.TB) string {
-	tb.Helper()
-	built.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "muster-test-"); built.err != nil {
-			return
-		}
-		built.path = filepath.Join(built.dir, "muster")
-		cmd := exec.Command("go", "build", "-o", built.path, "./cmd/muster")
-		if said, err := cmd.CombinedOutput(); err != nil {
-			built.err = fmt.Errorf("%w: %s", err, said)
-		}
-	})
-	if built.err != nil {
-		tb.Fatalf("the muster program cannot be built: %v", built.err)
+func build(dir, name, folder string) error {
+	if said, err := exec.Command("go", "build", "-o", filepath.Join(dir, name), folder).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s cannot be built: %w: %s", folder, err, said)
 	}
-	return built.path
+	return nil
 }
 
 // testClass offers what the tests call.
@@ -195,7 +188,6 @@ func start(t *testing.T, options muster.Options) *rig {
 	t.Setenv("MUSTER_TEST_MARK", mark)
 	t.Setenv("MUSTER_DIR", shortDir(t))
 	before := runtime.NumGoroutine()
-	options.Binary = binary(t)
 	if options.Log == nil {
 		options.Log = &r.log
 	}
@@ -286,5 +278,3 @@ func workers(t *testing.T, name string, config muster.ClusterConfig) muster.Clus
 	}
 	return config
 }
-
-var _ io.Writer = (*lockedBuffer)(nil)

@@ -108,6 +108,9 @@ func embed(ctx context.Context, options Options) (*Session, error) {
 		_ = nc.Close()
 		head.end(exitWait)
 		var told *Error
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("the start of a head was given up: %w", err)
+		}
 		if errors.As(err, &told) {
 			return nil, failed(told)
 		}

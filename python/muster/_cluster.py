@@ -15,7 +15,7 @@ import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from . import _context, _errors, _pickling, _values
 from ._calling import EVERY_RANK, ONE_RANK, Group
-from ._config import WorkerConfig, as_worker_config
+from ._config import WorkerConfig, as_worker_config, command_of
 from ._environment import describe_runtime
 from ._handles import BoundMethod, WorkerHandle
 from ._methods import check_class, unknown_method
@@ -28,7 +28,9 @@ from ._worker import RankInfo
 class Cluster:
     """Workers of one class, started, called and stopped as one.
 
-    ``worker_cls`` is a class or its import path (``"pkg.module.Class"``).
+    ``worker_cls`` is a class, its import path (``"pkg.module.Class"``), or a
+    program that is the worker itself (``"exec:./verifier --strict"``), as
+    Muster's Go package ``worker`` makes them.
     ``Cluster(...)`` returns when every worker is ready, and raises what kept the
     first one from it. The public ``@register``ed methods of the class are
     methods of the cluster; ``execute_*`` call any public method.
@@ -60,6 +62,7 @@ class Cluster:
             py_modules=config.py_modules,
             preload=config.preload,
         )
+        spec["runtime"]["command"] = command_of(worker_cls)
         spec["config"] = encode_config(config)
         self.resource_manager: ResourceManager | None = resource_manager
         self.worker_config: WorkerConfig | None = config

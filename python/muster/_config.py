@@ -7,9 +7,14 @@ size, is the head's to say: there is one authority, and one wording.
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from . import _errors
 
 _SIZES = {
     "tp": ("tensor_model_parallel_size", "tensor_parallel_size"),
@@ -175,6 +180,30 @@ def as_worker_config(config: object) -> WorkerConfig:
     raise TypeError(
         f"worker_config takes a WorkerConfig (or a subclass of it), not {type(config).__name__}"
     )
+
+
+#: What a worker_cls begins with that is a program and not a class.
+_PROGRAM = "exec:"
+
+
+def command_of(worker_cls: type | str) -> list[str]:
+    """The program, by its full path, and its arguments; empty where workers are Python."""
+    if not isinstance(worker_cls, str) or not worker_cls.startswith(_PROGRAM):
+        return []
+    try:
+        words = shlex.split(worker_cls[len(_PROGRAM) :])
+    except ValueError as error:
+        raise ValueError(f"worker_cls={worker_cls!r} cannot be split into words: {error}") from None
+    if not words:
+        raise ValueError(f"worker_cls={worker_cls!r} names no program")
+    found = shutil.which(words[0])  # as a shell looks: on PATH, unless there is a slash in it
+    if found is None:
+        raise _errors.WorkerImportError(
+            f"worker_cls={worker_cls!r}: {os.path.abspath(words[0])!r} is not a program"
+            if os.sep in words[0]
+            else f"worker_cls={worker_cls!r}: there is no program {words[0]!r} on PATH"
+        )
+    return [os.path.abspath(found), *words[1:]]
 
 
 def _integer(label: str, value: Any) -> int:
