@@ -110,7 +110,11 @@ func (h *Head) prepareLocked(p *pending, r *route, payload []byte, f *wire.Frame
 func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 	cl := h.clusters[r.cluster]
 	if cl == nil || !cl.up {
-		return nil, spec.Errorf(spec.CodeNotFound, "the cluster is no more: it was shut down, or its controller ended")
+		name := h.gone[r.cluster]
+		if cl != nil {
+			name = cl.Name
+		}
+		return nil, spec.Errorf(spec.CodeNotFound, "cluster %s is no more: it was shut down, or its controller ended", name)
 	}
 	m := cl.methods[string(r.method)]
 	if m == nil || (r.how == howMode && !m.Registered) {

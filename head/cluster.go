@@ -366,6 +366,7 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 		return nil
 	}
 	delete(h.clusters, cl.Number)
+	h.gone[cl.Number] = cl.Name
 	if h.names[cl.Name] == cl {
 		delete(h.names, cl.Name)
 	}

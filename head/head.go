@@ -74,7 +74,8 @@ type Head struct {
 	nextPool   int
 	clusters   map[uint32]*cluster
 	names      map[string]*cluster
-	nextNumber uint32 // of clusters, workers and callers alike
+	gone       map[uint32]string // names of clusters that are no more, for people
+	nextNumber uint32            // of clusters, workers and callers alike
 	workers    map[uint32]*worker
 	callers    map[uint32]*caller
 	changed    chan struct{} // closed and made anew when a node's state changed
@@ -100,7 +101,7 @@ func New(opts Options) (*Head, error) {
 	opts.defaults()
 	h := &Head{
 		opts: opts, table: call.NewTable(), begun: time.Now(),
-		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{},
+		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{}, gone: map[uint32]string{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
 	}
