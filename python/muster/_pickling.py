@@ -8,6 +8,7 @@ cannot import. This module never decides *whether* a value may be pickled.
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 import sys
 import types
@@ -97,8 +98,6 @@ def named(obj: Any) -> bool:
 
 
 def _dump_all(cls: Any, obj: object, callback: Callable[[Any], bool] | None) -> bytes:
-    import io
-
     file = io.BytesIO()
     cls(file, protocol=5, buffer_callback=callback).dump(obj)
     return file.getvalue()
@@ -129,6 +128,9 @@ def _cloud_pickler() -> Any:
                 return reduce_exception(obj)
             if isinstance(obj, memoryview):
                 return _reduce_view(obj)
+            if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
+                # cloudpickle would send what is in the file, as something else.
+                raise TypeError("cannot pickle an open file")
             if (
                 isinstance(obj, (type, types.FunctionType))
                 and obj.__module__ in MAINS
