@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+import things
 from muster import Dispatch, Worker, register
 
 
@@ -24,6 +26,18 @@ class Trouble(Worker):
         if rank is None or rank == self.rank:
             raise error
         return self.rank
+
+    def fail_with(self, name: str, *args: Any, **kwargs: Any) -> None:
+        cls = getattr(things, name, None) or getattr(builtins, name)
+        raise cls(*args, **kwargs)
+
+    def count_or_fail(self, rank: int) -> int:
+        if self.rank == rank:
+            raise things.Mine("not me")
+        return self.count()
+
+    def unwelcome(self) -> Any:
+        return things.Unwelcome()
 
     def chained(self) -> None:
         try:
