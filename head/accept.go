@@ -98,14 +98,20 @@ type starter interface{ start() }
 // read hands a connection's frames to p until it ends, and returns why.
 func (h *Head) read(c *wire.Conn, p peer) error {
 	var b batch
+	var f wire.Frame // one for all: handlers take its address
 	for {
-		f, err := c.Read()
+		var err error
+		f, err = c.Read()
+		if f.Kind != wire.KindResult {
+			b.unlock(h)
+		}
 		if err == nil {
 			settle(&f)
 			err = p.handle(&f, &b)
 		}
 		b.frames++
 		if err != nil || b.frames >= maxBurst || !c.Buffered() {
+			b.unlock(h)
 			b.flush()
 		}
 		if err != nil {

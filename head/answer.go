@@ -11,16 +11,18 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-// result takes a worker's Result frame.
+// result takes a worker's Result frame. It leaves the head locked, for the next
+// of a burst: a node's workers answer together.
 func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 	r := call.Result{Body: f.Body, Bufs: f.Bufs}
 	if f.Flags&wire.FlagError != 0 {
 		e := wire.ReadError(f.Body)
-		e.Cluster, e.Rank, e.Worker, e.Node = w.cluster.Name, w.Rank, w.Name, w.Node
+		if e.Worker == "" { // else it came from further away, and this one passed it on
+			e.Cluster, e.Rank, e.Worker, e.Node = w.cluster.Name, w.Rank, w.Name, w.Node
+		}
 		r = call.Result{Err: e}
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	b.lock(h)
 	if f.Flags&wire.FlagInfo != 0 {
 		rest, err := h.reportedLocked(w, call.ID(f.ID), f.Body)
 		if err != nil {

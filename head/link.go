@@ -50,10 +50,25 @@ func settle(f *wire.Frame) {
 type batch struct {
 	ports  []port
 	frames int
+	locked bool // the head is, by this reader
 	slow   port // one that is far behind
 	// scratch is for bodies that are built and copied at once.
 	scratch []byte
 	body    []byte // of requests, in the same way
+}
+
+func (b *batch) lock(h *Head) {
+	if !b.locked {
+		h.mu.Lock()
+		b.locked = true
+	}
+}
+
+func (b *batch) unlock(h *Head) {
+	if b.locked {
+		b.locked = false
+		h.mu.Unlock()
+	}
 }
 
 func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs [][]byte) {
@@ -65,6 +80,9 @@ func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs [][]byte)
 }
 
 func (b *batch) touch(p port) {
+	if l, ok := p.(*link); ok {
+		p = l.conn // that of all its node's links
+	}
 	if n := len(b.ports); n > 0 && b.ports[n-1] == p {
 		return
 	}

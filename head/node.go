@@ -200,6 +200,7 @@ func (n *node) relayed(f *wire.Frame, b *batch) {
 		if err = who.handle(f, b); err == nil {
 			return
 		}
+		b.unlock(n.h)
 		_ = (&link{conn: n.conn, peer: f.Peer}).Close()
 	}
 	delete(n.links, f.Peer)
