@@ -139,8 +139,8 @@ func (f *failure) Error() string {
 func (f *failure) Unwrap() error { return f.err }
 
 func (f *failure) Is(target error) bool {
-	return target == context.DeadlineExceeded && f.err.Code == CodeTimeout || //nolint:errorlint // asked by errors.Is
-		target == context.Canceled && f.err.Code == CodeCancelled //nolint:errorlint // asked by errors.Is
+	return target == context.DeadlineExceeded && f.err.Code == CodeTimeout ||
+		target == context.Canceled && f.err.Code == CodeCancelled
 }
 
 // failed makes what a controller is given of an error that came over the wire.

@@ -70,7 +70,7 @@ func testClass(info worker.Info) (*worker.Class, error) {
 	}
 	c := worker.NewClass("Tester").Doc("What the tests call.")
 	var running sync.Mutex
-	most, now := 0, 0
+	now, together := 0, make(chan struct{})
 	c.Register("double", worker.DPCompute, func(rows []int) []int {
 		for i := range rows {
 			rows[i] *= 2
@@ -97,7 +97,7 @@ func testClass(info worker.Info) (*worker.Class, error) {
 		}
 		return nil
 	})
-	c.Method("panic", func() { var m map[string]int; m["x"] = 1 })
+	c.Method("panic", func(m map[string]int) { m["x"] = 1 })
 	c.Method("size", func(b []byte) int { return len(b) })
 	c.Method("bytes", func(n int) []byte { return bytes.Repeat([]byte{7}, n) })
 	c.Method("unsendable", func() any { return func() {} })
@@ -107,22 +107,15 @@ func testClass(info worker.Info) (*worker.Class, error) {
 	c.Method("print", func(text string) { fmt.Println(text) })
 	c.Method("meet", func(ctx context.Context, want int) (int, error) {
 		running.Lock()
-		now++
-		most = max(most, now)
+		if now++; now == want {
+			close(together)
+		}
 		running.Unlock()
-		defer func() { running.Lock(); now--; running.Unlock() }()
-		for {
-			running.Lock()
-			reached := most
-			running.Unlock()
-			if reached >= want {
-				return reached, nil
-			}
-			select {
-			case <-ctx.Done():
-				return reached, ctx.Err()
-			case <-time.After(time.Millisecond):
-			}
+		select {
+		case <-together:
+			return want, nil
+		case <-ctx.Done():
+			return 0, ctx.Err()
 		}
 	})
 	c.Method("ask", func(ctx context.Context, cluster, method string, args ...any) (muster.Raw, error) {
@@ -155,6 +148,8 @@ type rig struct {
 	*muster.Session
 	t   *testing.T
 	log lockedBuffer
+
+	killed bool // its head was: then others clear up, and Close does not wait for them
 }
 
 type lockedBuffer struct {
@@ -200,6 +195,9 @@ func start(t *testing.T, options muster.Options) *rig {
 		if err := s.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
+		if left := marked(mark); len(left) > 0 && !r.killed {
+			t.Errorf("after Close there still is %s", strings.Join(left, ", "))
+		}
 		eventually(t, "no process is left", func() (bool, string) {
 			left := marked(mark)
 			return len(left) == 0, strings.Join(left, ", ")
@@ -239,20 +237,23 @@ func marked(mark string) []string {
 	return found
 }
 
+// eventually looks until it holds: an end that nobody tells of.
 func eventually(t *testing.T, what string, holds func() (bool, string)) {
 	t.Helper()
-	deadline := time.Now().Add(10 * time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(10 * time.Second)
 	for {
 		ok, why := holds()
 		if ok {
 			return
 		}
-		if time.Now().After(deadline) {
+		select {
+		case <-tick.C:
+		case <-late:
 			t.Errorf("not so within 10 s: %s: %s", what, why)
 			return
 		}
-		runtime.Gosched()
-		time.Sleep(5 * time.Millisecond)
 	}
 }
 

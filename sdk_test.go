@@ -169,7 +169,7 @@ func TestErrorsOfMethods(t *testing.T) {
 	if e.Rank != 1 || e.Worker != "c-1" || e.Method != "fail" {
 		t.Errorf("%+v", e)
 	}
-	e = code(t, muster.Do(ctx, c.Rank(2), "panic"), muster.CodeUser, "panic: assignment to entry in nil map", "rig_test.go")
+	e = code(t, muster.Do(ctx, c.Rank(2), "panic", nil), muster.CodeUser, "panic: assignment to entry in nil map", "rig_test.go")
 	if !strings.HasPrefix(e.Traceback, "goroutine ") || strings.Contains(e.Traceback, "reflect.Value") || strings.Contains(e.Traceback, "debug.Stack") {
 		t.Errorf("its traceback is\n%s", e.Traceback)
 	}
@@ -396,7 +396,8 @@ func TestHeadLost(t *testing.T) {
 	ctx := testContext(t)
 	c := s.cluster("c", muster.ClusterConfig{})
 	stuck := muster.Go[any](ctx, c.Rank(0), "stuck")
-	if err := syscall.Kill(headPid(t), syscall.SIGKILL); err != nil {
+	s.killed = true
+	if err := syscall.Kill(pidOf(t, "muster head"), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	_, err := stuck.Get(ctx)
@@ -408,17 +409,33 @@ func TestHeadLost(t *testing.T) {
 	}
 }
 
-// headPid is the head among the processes of this test.
-func headPid(t *testing.T) int {
+func TestAgentLost(t *testing.T) {
+	s := start(t, muster.Options{Virtual: "1x1"})
+	ctx := testContext(t)
+	c := s.cluster("c", muster.ClusterConfig{World: 2})
+	if _, err := muster.Call[int](ctx, c.Rank(0), "child"); err != nil {
+		t.Fatal(err)
+	}
+	stuck := muster.Go[any](ctx, c.Rank(0), "stuck")
+	if err := syscall.Kill(pidOf(t, "muster agent"), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stuck.Get(ctx); muster.CodeOf(err) != muster.CodeNodeLost && muster.CodeOf(err) != muster.CodeWorkerDied {
+		t.Error(err)
+	}
+}
+
+// pidOf is the process of this test whose command line begins so.
+func pidOf(t *testing.T, title string) int {
 	for _, p := range marked(os.Getenv("MUSTER_TEST_MARK")) {
 		var pid int
-		if strings.Contains(p, " muster head") {
+		if strings.Contains(p, " "+title) {
 			if _, err := fmt.Sscan(p, &pid); err == nil {
 				return pid
 			}
 		}
 	}
-	t.Fatal("there is no head")
+	t.Fatalf("there is no %s", title)
 	return 0
 }
 

@@ -178,11 +178,11 @@ func (e *encoder) reflected(v reflect.Value) error {
 		e.extension(extRange, body)
 		return nil
 	case typeBig:
-		n := v.Interface().(big.Int) //nolint:govet // read only, and not kept
+		n := v.Interface().(big.Int)
 		e.bigInt(&n)
 		return nil
 	}
-	if err, done := e.marked(v); done {
+	if done, err := e.marked(v); done {
 		return err
 	}
 	return e.kind(v)
@@ -190,26 +190,26 @@ func (e *encoder) reflected(v reflect.Value) error {
 
 // marked encodes types that say themselves how they are written, and refuses
 // marks, which are arguments and not parts of one.
-func (e *encoder) marked(v reflect.Value) (error, bool) {
+func (e *encoder) marked(v reflect.Value) (done bool, err error) {
 	if v.Kind() == reflect.Pointer && (v.IsNil() || v.Type().Elem() == typeBig) {
-		return nil, false
+		return false, nil
 	}
 	if !v.CanInterface() {
-		return nil, false
+		return false, nil
 	}
 	switch m := v.Interface().(type) {
 	case Mark, Kwargs:
-		return misfitf("a %T inside a value: it has to be an argument of the call itself", m), true
+		return true, misfitf("a %T inside a value: it has to be an argument of the call itself", m)
 	case encoding.TextMarshaler:
 		text, err := m.MarshalText()
 		if err != nil {
-			return misfitf("a %T, whose MarshalText says: %v", m, err), true
+			return true, misfitf("a %T, whose MarshalText says: %v", m, err)
 		}
-		return e.text(string(text)), true
+		return true, e.text(string(text))
 	case error:
-		return e.text(m.Error()), true
+		return true, e.text(m.Error())
 	}
-	return nil, false
+	return false, nil
 }
 
 func (e *encoder) kind(v reflect.Value) error {

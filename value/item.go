@@ -101,7 +101,8 @@ func next(b []byte) (it item, rest []byte, err error) {
 
 // extension reads an extension's code and inside.
 func extension(b []byte) (code int8, data, rest []byte, err error) {
-	size, head := 0, 2
+	head := 2
+	var size int
 	switch lead := b[0]; {
 	case lead >= 0xd4 && lead <= 0xd8:
 		size = 1 << (lead - 0xd4)

@@ -19,7 +19,6 @@ import (
 type point struct {
 	X, Y int
 	Note string `muster:"note,omitempty"`
-	skip int
 }
 
 type deep struct {

@@ -45,6 +45,7 @@ type method struct {
 	kwargs   bool // its last parameter takes keywords
 	result   bool
 	fails    bool // it returns an error
+	names    []string
 }
 
 // NewClass makes a class without methods.
@@ -77,19 +78,25 @@ func (c *Class) OnEnd(f func()) *Class {
 // Option changes how a method is called.
 type Option func(*method)
 
-// Params names the parameters of a method, context not counted, so that callers
-// may use the names.
-func Params(names ...string) Option {
-	return func(m *method) {
-		for i, name := range names {
-			if i < len(m.Params) {
-				m.Params[i].Name = name
-			}
-			if i < len(m.Params) && m.Params[i].Kind == 0 {
-				m.Params[i].Kind = 1
-			}
+// Params names the parameters of a method, all but context and keywords, so that
+// callers may use the names.
+func Params(names ...string) Option { return func(m *method) { m.names = names } }
+
+// name gives the parameters the names that Params said.
+func (m *method) name() error {
+	if m.names == nil {
+		return nil
+	}
+	if len(m.names) != len(m.params) {
+		return fmt.Errorf("Params names %d parameters (%s), and it has %d", len(m.names), strings.Join(m.names, ", "), len(m.params))
+	}
+	for i, name := range m.names {
+		m.Params[i].Name = name
+		if m.Params[i].Kind == 0 {
+			m.Params[i].Kind = 1
 		}
 	}
+	return nil
 }
 
 // RankZero has the method run on rank 0 alone.
@@ -139,7 +146,9 @@ func (c *Class) add(name string, f any, set func(*method), options []Option) *Cl
 		for _, option := range options {
 			option(m)
 		}
-		err = m.check()
+		if err = m.name(); err == nil {
+			err = m.check()
+		}
 	}
 	if err == nil && c.methods[name] != nil {
 		err = fmt.Errorf("there are two of that name")

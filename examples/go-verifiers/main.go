@@ -39,7 +39,7 @@ func train(ctx context.Context, python string) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	actor, verify, err := clusters(ctx, s)
 	if err != nil {
 		return err
