@@ -105,7 +105,7 @@ func here(python string, workers int) patient {
 		space: func(path string) (uint64, uint64, error) {
 			var s unix.Statfs_t
 			err := unix.Statfs(path, &s)
-			unit := uint64(s.Bsize) //nolint:gosec // sizes of blocks are positive
+			unit := uint64(s.Bsize)
 			return s.Blocks * unit, s.Bavail * unit, err
 		},
 		kernel: thisKernel,

@@ -240,15 +240,15 @@ func TestFollowingLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	go func() { followed <- tail.follow(c) }()
-	print := func(path, text string) {
+	say := func(path, text string) {
 		appendTo(t, path, text)
 		nodes.Worker("actor-0").Print("a line rings the bell")
 	}
-	print(first, "ee\nbell \x07 and \xff\n")
+	say(first, "ee\nbell \x07 and \xff\n")
 	out.until(t, "[actor-0] three\n[actor-0] bell \\x07 and \\xff\n")
 	second := filepath.Join(s.LogDir, "critic", "critic-0.log")
 	write(t, second, "")
-	print(second, "50%\r100%\r\nlast words")
+	say(second, "50%\r100%\r\nlast words")
 	out.until(t, "[critic-0] 100%\n")
 	end()
 	if err := <-followed; err != nil {

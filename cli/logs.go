@@ -38,6 +38,9 @@ Output stays after a script has ended: --last shows that of the last one.`,
 			if o.follow && !cmd.Flags().Changed("lines") {
 				o.lines = 10
 			}
+			if o.lines < -1 {
+				return usage("--lines is %d; it is 0 or more, or -1 for all", o.lines)
+			}
 			if o.last && o.session != "" {
 				return usage("--last and --session name different scripts; give one of them")
 			}

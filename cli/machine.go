@@ -152,7 +152,7 @@ func (p patient) files() finding {
 	}
 	// The head and the agents raise the soft limit for themselves.
 	need := func(workers int) int { return max(head.FilesFor(workers), agent.FilesFor(workers)) }
-	room := sort.Search(1<<20, func(n int) bool { return uint64(need(n+1)) > hard }) //nolint:gosec // a count
+	room := sort.Search(1<<20, func(n int) bool { return uint64(need(n+1)) > hard })
 	f := finding{What: "open files", State: stateOK, Found: fmt.Sprintf("soft limit %d, hard limit %s; %s need %d", soft, limitText(hard), count(p.workers, "worker"), need(p.workers))}
 	if room < p.workers {
 		f.State = stateMissing
@@ -183,7 +183,7 @@ func (p patient) processes() finding {
 		return f
 	}
 	f.Found = fmt.Sprintf("at most %d, threads included (%s)", least, from)
-	if need := uint64(p.workers)*4 + 64; least < need { //nolint:gosec // a count
+	if need := uint64(p.workers)*4 + 64; least < need {
 		f.State, f.Do = stateMissing, fmt.Sprintf("%s need about %d: raise it (docker run --pids-limit, or ulimit -u)", count(p.workers, "worker"), need)
 	}
 	return f

@@ -125,7 +125,7 @@ func (h *Head) checkFilesLocked(cl *cluster) error {
 		return nil // they come over their agents' connections
 	}
 	limit := openFiles()
-	need := uint64(FilesFor(len(h.workers) + len(cl.plan.Workers))) //nolint:gosec // a count
+	need := uint64(FilesFor(len(h.workers) + len(cl.plan.Workers)))
 	if limit > 0 && need > limit {
 		return spec.Errorf(spec.CodeLimit, "cluster %s: %d workers need up to %d open files, the limit is %d: raise it (ulimit -n %d) and start again",
 			cl.Name, len(h.workers)+len(cl.plan.Workers), need, limit, need)
@@ -220,7 +220,7 @@ func (h *Head) startTimeout(cl *cluster, timeout time.Duration, ctx context.Cont
 	}
 	h.mu.Unlock()
 	stacks := h.stacksOf(late)
-	e := spec.Errorf(spec.CodeStartup, "cluster %s: %d of %d workers were not ready after %v (startup_timeout)", cl.Name, len(late), len(cl.workers), timeout)
+	e := spec.Errorf(spec.CodeTimeout, "cluster %s: %d of %d workers were not ready after %v (startup_timeout)", cl.Name, len(late), len(cl.workers), timeout)
 	e.Cluster, e.Stacks = cl.Name, stacks
 	return e
 }

@@ -29,6 +29,16 @@ def test_coroutines_run_side_by_side(worker: Worker) -> None:
     assert answers == {1: 1, 2: 2, 3: 3, 4: ["wait", "wait", "wait", "open"]}
 
 
+def test_tasks_tell_where_coroutines_wait(worker: Worker) -> None:
+    assert worker.control.ask("tasks", {})["text"] == ""
+    worker.calls.leg(7, "forever")
+    assert worker.line() == "forever"
+    title, innermost, outermost = worker.control.ask("tasks", {})["text"].splitlines()
+    assert title == "task call 7 forever (most recent call first):"
+    assert innermost.startswith('  File "') and innermost.endswith(" in sleep")
+    assert outermost.endswith(" in forever") and "samples.py" in outermost
+
+
 def test_a_limit_of_one_is_serial(boss: Agent, line: Peer) -> None:
     worker = boss.fork(line, "samples:Async", max_concurrency=1)
     worker.ready()
