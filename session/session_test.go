@@ -35,6 +35,7 @@ func pretend(t *testing.T) int {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // at once: the race detector lingers at an orderly exit
 		input.Close()
 		_ = cmd.Wait()
 	})
