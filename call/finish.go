@@ -43,7 +43,7 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 		if c.State == Running && !l.told {
 			l.told = true
 			if r.Err != nil {
-				t.op(FailLeg, c, leg, r.Err)
+				t.op(FailLeg, c, leg, c.cause(r.Err))
 			} else {
 				t.op(AnswerLeg, c, leg, nil)
 			}
@@ -70,6 +70,15 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 	if full {
 		t.release(c.Cluster)
 	}
+}
+
+// cause is what to tell for a leg's error: a leg that was cancelled because of
+// another's end tells of that.
+func (c *Call) cause(err *spec.Error) *spec.Error {
+	if err.Code == spec.CodeCancelled && c.first != nil {
+		return c.first
+	}
+	return err
 }
 
 // dyingPeer is a worker of c whose end is seen but not explained yet.
