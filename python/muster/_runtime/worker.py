@@ -215,7 +215,8 @@ def _identity(order: Order, who: Who) -> _worker.Identity:
 
 def _failure(error: BaseException, who: Who) -> dict[str, Any]:
     if isinstance(error, Refusal):
-        return own_error(error.code, error.message, who, error.__cause__)
+        message = f"{who.worker} on {who.node}: {error.message}"
+        return own_error(error.code, message, who, error.__cause__)
     return wire_error(error, who)
 
 
