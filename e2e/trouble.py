@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -107,3 +108,12 @@ class Picky(Worker):
 
     def wait_for_checkpoint(self) -> None:
         threading.Event().wait(60)
+
+
+class Leaver(Worker):
+    """Starts processes and does not look after them."""
+
+    def leave_children(self) -> list[int]:
+        plain = subprocess.Popen(["sleep", "1000"])
+        own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        return [plain.pid, own.pid]
