@@ -53,6 +53,9 @@ func (p patient) devices(ctx context.Context) finding {
 	for _, name := range []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"} {
 		if value, set := p.Env(name); set {
 			f.Found += fmt.Sprintf(" (%s=%s)", name, shown(value))
+			if len(found) == 0 {
+				f.Do = name + " hides what there may be: unset it; " + virtual
+			}
 		}
 	}
 	if err != nil {
