@@ -105,10 +105,11 @@ class Group:
     ) -> list[Ref]:
         """Call every rank, and return one ref per rank."""
         flags = _SPLIT | _KEEP
-        route, payload, buffers = self._encode(
-            method, EVERY_RANK, _ALL, args, kwargs, timeout, flags
-        )
-        return self.connection.split_call(route, payload, buffers, range(self.world))
+        with self.connection.holding_acks():
+            route, payload, buffers = self._encode(
+                method, EVERY_RANK, _ALL, args, kwargs, timeout, flags
+            )
+            return self.connection.split_call(route, payload, buffers, range(self.world))
 
     def _send(
         self,
@@ -121,6 +122,10 @@ class Group:
         flags: int,
         finish: Callable[[Any], Any] | None,
     ) -> Ref:
+        if _has_refs(args, kwargs):
+            with self.connection.holding_acks():
+                encoded = self._encode(method, how, rank, args, kwargs, timeout, flags)
+                return self.connection.call(*encoded, finish)
         route, payload, buffers = self._encode(method, how, rank, args, kwargs, timeout, flags)
         return self.connection.call(route, payload, buffers, finish)
 
@@ -170,6 +175,13 @@ class Group:
         if arg._state == PENDING:
             arg._connection.wait_one(arg)
         return arg._result()
+
+
+def _has_refs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    for arg in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(arg, Ref):
+            return True
+    return False
 
 
 def milliseconds(timeout: float | None) -> int:

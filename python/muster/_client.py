@@ -17,6 +17,7 @@ import socket
 from _thread import RLock, allocate_lock, get_ident
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,6 +88,8 @@ class Connection:
         self._pending: dict[int, Sink] = {}
         self._ids = count(1)
         self._answers = 0
+        self._holds = 0  # calls being sent whose arguments are refs
+        self._held_ack = 0
         self._failure: Callable[[], BaseException] | None = None
         self._send_lock = RLock()
         # The frame that is under way and how much of it each send took. It stays
@@ -127,6 +130,24 @@ class Connection:
         except BaseException:
             self._pending.pop(ident, None)
             raise
+
+    @contextmanager
+    def holding_acks(self) -> Generator[None, None, None]:
+        """Acknowledge nothing more meanwhile: what is not acknowledged, the head keeps.
+
+        Between the moment at which an argument was found to be a pending ref and
+        the sending of the call, its answer may come in another thread. Once that is
+        acknowledged, the head has nothing left to put in the argument's place.
+        """
+        with self._send_lock:
+            if not self._holds:
+                self._held_ack = self._answers
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._send_lock:
+                self._holds -= 1
 
     def cancel(self, ident: int) -> None:
         """Ask the head to cancel a call of this connection."""
@@ -192,7 +213,7 @@ class Connection:
     def _send(self, kind: int, ident: int, body: bytes, buffers: Sequence[Any] = ()) -> None:
         if self._failure is not None:
             raise self._failure()
-        ack = self._answers & 0xFFFFFFFF
+        ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF
         parts = _wire.pack_frame(kind, ident, body, buffers, ack=ack)
         with self._send_lock:
             if self._outgoing is not None:
