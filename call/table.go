@@ -43,17 +43,20 @@ type Leg struct {
 
 // Worker is one rank of a cluster as calls see it.
 type Worker struct {
-	Number  uint32
+	// What every leg touches comes first and close together: with thousands of
+	// workers, fetching it from memory is most of what a leg costs.
 	Rank    int
-	Name    string
-	Node    string
 	Cluster *Cluster
-	Serial  bool        // runs one call at a time: a wait inside it blocks it
 	Dead    *spec.Error // why, once it is known
+	legs    []*Call     // those from past on are out, oldest first
+	past    int32
 	Dying   bool
-	legs    []*Call // those from past on are out, oldest first
-	past    int
-	waits   []*Call // what the leg that runs on it waits for
+	Serial  bool // runs one call at a time: a wait inside it blocks it
+
+	waits  []*Call // what the leg that runs on it waits for
+	Number uint32
+	Name   string
+	Node   string
 }
 
 // Cluster is a group of workers with one order of calls.
@@ -266,11 +269,11 @@ func (w *Worker) removeOut(c *Call) {
 		w.Cluster.full--
 	}
 	if i > 0 {
-		w.legs = slices.Delete(w.legs, w.past+i, w.past+i+1)
+		w.legs = slices.Delete(w.legs, int(w.past)+i, int(w.past)+i+1)
 		return
 	}
 	out[0] = nil // nearly always: legs end in their order
-	if w.past++; w.past == len(w.legs) {
+	if w.past++; int(w.past) == len(w.legs) {
 		w.legs, w.past = w.legs[:0], 0
 	}
 }

@@ -355,7 +355,9 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 		all.Go(func() {
 			// A node that is lost has nothing left to stop.
 			_ = n.ask(ctx, "stop", &wire.Stop{Workers: numbers, GraceSeconds: cl.spec.GraceSeconds, Why: why}, &wire.Empty{})
-			_ = n.ask(ctx, "release_ports", &wire.HoldPorts{Cluster: cl.Number}, &wire.Empty{})
+			if n == cl.workers[0].node { // which holds the master's
+				_ = n.ask(ctx, "release_ports", &wire.HoldPorts{Cluster: cl.Number}, &wire.Empty{})
+			}
 		})
 	}
 	all.Wait()

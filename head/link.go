@@ -20,6 +20,7 @@ type port interface {
 type link struct {
 	conn *wire.Conn // the agent's
 	peer uint32
+	node *node
 }
 
 func (l *link) Queue(h wire.Header, prefix, body []byte, bufs [][]byte) {

@@ -20,7 +20,8 @@ type node struct {
 	agent backend.Agent
 	conn  *wire.Conn
 	asker *wire.Asker
-	links map[uint32]peer // relayed connections, by link; its reader's alone
+	links []peer      // relayed connections, by link; its reader's alone
+	cast  [2][]uint32 // links that a call goes to, those that are muted second; empty between calls
 	ready bool
 	lost  *spec.Error // why it is no use any more
 }
@@ -56,7 +57,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		h.backendErr = fmt.Errorf("cannot find nodes: %w", err)
 	}
 	for i, name := range names {
-		h.nodes = append(h.nodes, &node{h: h, index: i, name: name, links: map[uint32]peer{}})
+		h.nodes = append(h.nodes, &node{h: h, index: i, name: name})
 	}
 	nodes := append([]*node(nil), h.nodes...)
 	h.announceLocked()
@@ -165,10 +166,16 @@ func (n *node) handle(f *wire.Frame, b *batch) error {
 	return nil
 }
 
+// maxLinkGap bounds what one link's number can make the list of links grow by.
+const maxLinkGap = 1 << 12
+
 // open takes a connection that the agent relays.
 func (n *node) open(f *wire.Frame) {
-	p := &link{conn: n.conn, peer: f.Peer}
+	p := &link{conn: n.conn, peer: f.Peer, node: n}
 	hello, err := wire.ParseHello(f.Body)
+	if int(f.Peer) > len(n.links)+maxLinkGap {
+		err = spec.Errorf(spec.CodeProtocol, "link %d: links are numbered from 1 on, and the last was %d", f.Peer, len(n.links)-1)
+	}
 	var who peer
 	var welcome wire.Welcome
 	if err == nil {
@@ -178,6 +185,9 @@ func (n *node) open(f *wire.Frame) {
 		p.Queue(wire.Header{Kind: wire.KindWelcome, Flags: wire.FlagError}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
 		_ = p.Close()
 		return
+	}
+	for int(f.Peer) >= len(n.links) {
+		n.links = append(n.links, nil)
 	}
 	n.links[f.Peer] = who
 	welcome.Version, welcome.Release = wire.Version, wire.Release
@@ -191,10 +201,10 @@ func (n *node) open(f *wire.Frame) {
 
 // relayed hands a link's frame to its peer. An error ends the link alone.
 func (n *node) relayed(f *wire.Frame, b *batch) {
-	who := n.links[f.Peer]
-	if who == nil {
+	if int(f.Peer) >= len(n.links) || n.links[f.Peer] == nil {
 		return
 	}
+	who := n.links[f.Peer]
 	var err error
 	if f.Kind != wire.KindClose {
 		if err = who.handle(f, b); err == nil {
@@ -203,7 +213,7 @@ func (n *node) relayed(f *wire.Frame, b *batch) {
 		b.unlock(n.h)
 		_ = (&link{conn: n.conn, peer: f.Peer}).Close()
 	}
-	delete(n.links, f.Peer)
+	n.links[f.Peer] = nil
 	who.gone(err)
 }
 
@@ -216,6 +226,9 @@ func (n *node) gone(err error) {
 	n.h.mu.Unlock()
 	n.h.serving.Go(func() { _ = n.conn.CloseWhenFlushed() }) // its end is waited for below
 	for _, who := range links {
+		if who == nil {
+			continue
+		}
 		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) // whatever it was, no fault of theirs
 	}
 	if agent == nil {

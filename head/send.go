@@ -38,36 +38,40 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 
 // castLocked sends the same bytes to every leg, once over each agent that relays.
 func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *batch) {
-	type group struct {
-		conn  *wire.Conn
-		flags wire.Flags
-	}
-	var relayed map[group][]uint32
 	wanted := p.wanted(c)
 	if c.Ranks == nil && wanted == nil && len(c.Legs) > 1 {
 		p.cluster.broadcastLocked(head, v, b)
 		return
 	}
+	var nodes []*node // that relay to some of the legs
 	for i := range c.Legs {
 		to := p.cluster.workers[c.Legs[i].Worker.Rank].port
-		head.Flags = wire.FlagCast | muted(wanted, i)
-		if l, ok := to.(*link); ok && len(c.Legs) > 1 {
-			if relayed == nil {
-				relayed = map[group][]uint32{}
-			}
-			to := group{l.conn, head.Flags}
-			relayed[to] = append(relayed[to], l.peer)
+		mute := muted(wanted, i)
+		l, ok := to.(*link)
+		if !ok || len(c.Legs) == 1 {
+			head.Flags = wire.FlagCast | mute
+			b.queue(to, head, b.scratch, v.Raw, v.Bufs)
 			continue
 		}
-		b.queue(to, head, b.scratch, v.Raw, v.Bufs)
-	}
-	frames := map[wire.Flags][]byte{} // one for all agents: it may be large
-	for to, peers := range relayed {
-		if frames[to.flags] == nil {
-			head.Flags = to.flags
-			frames[to.flags] = wholeFrame(head, b.scratch, v.Raw, v.Bufs)
+		cast := &l.node.cast
+		if len(cast[0])+len(cast[1]) == 0 {
+			nodes = append(nodes, l.node)
 		}
-		b.queue(to.conn, wire.Header{Kind: wire.KindFanout}, nil, appendPeers(nil, peers), [][]byte{frames[to.flags]})
+		cast[mute/wire.FlagMute] = append(cast[mute/wire.FlagMute], l.peer)
+	}
+	for k, flags := range [...]wire.Flags{wire.FlagCast, wire.FlagCast | wire.FlagMute} {
+		var frame [][]byte // one for all agents: it may be large
+		for _, n := range nodes {
+			if len(n.cast[k]) == 0 {
+				continue
+			}
+			if frame == nil {
+				head.Flags = flags
+				frame = [][]byte{wholeFrame(head, b.scratch, v.Raw, v.Bufs)}
+			}
+			b.queue(n.conn, wire.Header{Kind: wire.KindFanout}, nil, appendPeers(nil, n.cast[k]), frame)
+			n.cast[k] = n.cast[k][:0]
+		}
 	}
 }
 
