@@ -95,7 +95,7 @@ func TestStacks(t *testing.T) {
 			t.Errorf("%d: got %+v", i, s)
 		}
 	}
-	if got.Stacks[0].Worker != "actor-0" || strings.Count(got.Stacks[0].Text, "Thread") != 1 {
+	if got.Stacks[0].Worker != "actor-0" || strings.Count(got.Stacks[0].Text, "thread") != 1 {
 		t.Errorf("got %+v", got.Stacks[0])
 	}
 }
