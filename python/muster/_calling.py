@@ -178,10 +178,9 @@ class Group:
 
 
 def _has_refs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    for arg in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(arg, Ref):
-            return True
-    return False
+    return any(isinstance(arg, Ref) for arg in args) or (
+        bool(kwargs) and any(isinstance(arg, Ref) for arg in kwargs.values())
+    )
 
 
 def milliseconds(timeout: float | None) -> int:

@@ -237,7 +237,7 @@ def test_initialized_follows_the_call(head: FakeHead, actor: Cluster) -> None:
         (lambda c: c.step([1], scale=[1, 2]), ValueError, "length 1 and argument 'scale' .* 2"),
         (lambda c: c.each([1, 2, 3]), ValueError, "length 3, but ALL_TO_ALL .* 2 ranks"),
         (lambda c: c.each("ab"), TypeError, "argument 0 is of type str, which ALL_TO_ALL"),
-        (lambda c: c.tell(PerRank([1])), ValueError, "PerRank of length 1, but 2 ranks"),
+        (lambda c: c.tell(PerRank([1])), ValueError, "PerRank of length 1, but the world size is 2"),
         (lambda c: c.tell(1, timeout="soon"), TypeError, "timeout is 'soon'"),
         (lambda c: c.tell(lambda: iter(())), None, ""),
         (lambda c: c.tell(iter([1])), None, ""),
@@ -349,7 +349,7 @@ def test_the_runtime_describes_this_process() -> None:
     assert runtime["sys_path"][0].endswith("/lib")
     assert all(path.startswith("/") for path in runtime["sys_path"])
     assert runtime["preload"] == ["json"]
-    assert set(main_module()) == {"path", "module"}
+    assert set(main_module()) == {"path", "module", "args"}
     assert isinstance(interpreter_flags(), list)
     with pytest.raises(TypeError, match="preload is 'json'"):
         describe_runtime(preload="json")
