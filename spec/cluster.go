@@ -60,8 +60,9 @@ type Runtime struct {
 
 // Main says how the controller's __main__ can be imported again.
 type Main struct {
-	Path   string `msg:"path"`   // python script.py
-	Module string `msg:"module"` // python -m pkg.mod
+	Path   string   `msg:"path"`   // python script.py
+	Module string   `msg:"module"` // python -m pkg.mod
+	Args   []string `msg:"args"`   // sys.argv[1:], which the script may read when imported
 }
 
 // Shape is the parallel shape asked for; 0 means 1. DP follows.

@@ -882,15 +882,21 @@ func (z *Error) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
-func (z Main) MarshalMsg(b []byte) (o []byte, err error) {
+func (z *Main) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 2
+	// map header, size 3
 	// string "path"
-	o = append(o, 0x82, 0xa4, 0x70, 0x61, 0x74, 0x68)
+	o = append(o, 0x83, 0xa4, 0x70, 0x61, 0x74, 0x68)
 	o = msgp.AppendString(o, z.Path)
 	// string "module"
 	o = append(o, 0xa6, 0x6d, 0x6f, 0x64, 0x75, 0x6c, 0x65)
 	o = msgp.AppendString(o, z.Module)
+	// string "args"
+	o = append(o, 0xa4, 0x61, 0x72, 0x67, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Args)))
+	for za0001 := range z.Args {
+		o = msgp.AppendString(o, z.Args[za0001])
+	}
 	return
 }
 
@@ -924,6 +930,25 @@ func (z *Main) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Module")
 				return
 			}
+		case "args":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Args")
+				return
+			}
+			if cap(z.Args) >= int(zb0002) {
+				z.Args = (z.Args)[:zb0002]
+			} else {
+				z.Args = make([]string, zb0002)
+			}
+			for za0001 := range z.Args {
+				z.Args[za0001], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Args", za0001)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -937,8 +962,11 @@ func (z *Main) UnmarshalMsg(bts []byte) (o []byte, err error) {
 }
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
-func (z Main) Msgsize() (s int) {
-	s = 1 + 5 + msgp.StringPrefixSize + len(z.Path) + 7 + msgp.StringPrefixSize + len(z.Module)
+func (z *Main) Msgsize() (s int) {
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Path) + 7 + msgp.StringPrefixSize + len(z.Module) + 5 + msgp.ArrayHeaderSize
+	for za0001 := range z.Args {
+		s += msgp.StringPrefixSize + len(z.Args[za0001])
+	}
 	return
 }
 
@@ -1623,13 +1651,11 @@ func (z *Runtime) MarshalMsg(b []byte) (o []byte, err error) {
 	}
 	// string "main"
 	o = append(o, 0xa4, 0x6d, 0x61, 0x69, 0x6e)
-	// map header, size 2
-	// string "path"
-	o = append(o, 0x82, 0xa4, 0x70, 0x61, 0x74, 0x68)
-	o = msgp.AppendString(o, z.Main.Path)
-	// string "module"
-	o = append(o, 0xa6, 0x6d, 0x6f, 0x64, 0x75, 0x6c, 0x65)
-	o = msgp.AppendString(o, z.Main.Module)
+	o, err = z.Main.MarshalMsg(o)
+	if err != nil {
+		err = msgp.WrapError(err, "Main")
+		return
+	}
 	// string "command"
 	o = append(o, 0xa7, 0x63, 0x6f, 0x6d, 0x6d, 0x61, 0x6e, 0x64)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Command)))
@@ -1761,51 +1787,22 @@ func (z *Runtime) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				z.Env[za0004] = za0005
 			}
 		case "main":
-			var zb0006 uint32
-			zb0006, bts, err = msgp.ReadMapHeaderBytes(bts)
+			bts, err = z.Main.UnmarshalMsg(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Main")
 				return
 			}
-			for zb0006 > 0 {
-				zb0006--
-				field, bts, err = msgp.ReadMapKeyZC(bts)
-				if err != nil {
-					err = msgp.WrapError(err, "Main")
-					return
-				}
-				switch msgp.UnsafeString(field) {
-				case "path":
-					z.Main.Path, bts, err = msgp.ReadStringBytes(bts)
-					if err != nil {
-						err = msgp.WrapError(err, "Main", "Path")
-						return
-					}
-				case "module":
-					z.Main.Module, bts, err = msgp.ReadStringBytes(bts)
-					if err != nil {
-						err = msgp.WrapError(err, "Main", "Module")
-						return
-					}
-				default:
-					bts, err = msgp.Skip(bts)
-					if err != nil {
-						err = msgp.WrapError(err, "Main")
-						return
-					}
-				}
-			}
 		case "command":
-			var zb0007 uint32
-			zb0007, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			var zb0006 uint32
+			zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Command")
 				return
 			}
-			if cap(z.Command) >= int(zb0007) {
-				z.Command = (z.Command)[:zb0007]
+			if cap(z.Command) >= int(zb0006) {
+				z.Command = (z.Command)[:zb0006]
 			} else {
-				z.Command = make([]string, zb0007)
+				z.Command = make([]string, zb0006)
 			}
 			for za0006 := range z.Command {
 				z.Command[za0006], bts, err = msgp.ReadStringBytes(bts)
@@ -1847,7 +1844,7 @@ func (z *Runtime) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0004) + msgp.StringPrefixSize + len(za0005)
 		}
 	}
-	s += 5 + 1 + 5 + msgp.StringPrefixSize + len(z.Main.Path) + 7 + msgp.StringPrefixSize + len(z.Main.Module) + 8 + msgp.ArrayHeaderSize
+	s += 5 + z.Main.Msgsize() + 8 + msgp.ArrayHeaderSize
 	for za0006 := range z.Command {
 		s += msgp.StringPrefixSize + len(z.Command[za0006])
 	}

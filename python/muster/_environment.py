@@ -94,17 +94,20 @@ def interpreter_flags() -> list[str]:
     return flags
 
 
-def main_module() -> dict[str, str]:
+def main_module() -> dict[str, Any]:
     """How workers can import this process's script; empty texts where they cannot."""
     main = sys.modules.get("__main__")
+    # A script that reads its arguments when it is imported reads the same in workers.
+    args = [str(arg).encode(errors="replace").decode() for arg in sys.argv[1:]]
+    found = {"path": "", "module": "", "args": args}
     spec = getattr(main, "__spec__", None)
     name = getattr(spec, "name", None)
-    if name and name != "__main__":
-        return {"path": "", "module": str(name)}
     path = getattr(main, "__file__", None)
-    if path and os.path.isfile(path):
-        return {"path": os.path.abspath(path), "module": ""}
-    return {"path": "", "module": ""}
+    if name and name != "__main__":
+        found["module"] = str(name)
+    elif path and os.path.isfile(path):
+        found["path"] = os.path.abspath(path)
+    return found
 
 
 def announce_main() -> None:
@@ -116,4 +119,5 @@ def announce_main() -> None:
     main = sys.modules.get("__main__")
     if main is not None:
         sys.modules["__muster_main__"] = main
-    _values.set_main_importable(any(main_module().values()))
+    script = main_module()
+    _values.set_main_importable(bool(script["path"] or script["module"]))

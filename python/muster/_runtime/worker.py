@@ -146,6 +146,7 @@ def _prepare(
     """Make the object and say that it can be called."""
     setup, start = order.setup, order.worker
     main = setup.get("main") or {}
+    sys.argv[1:] = main.get("args") or ()
     script = mainmodule.install(main)
     _pickling.set_main_importable(bool(main.get("path") or main.get("module")))
     interpreter.preload(order.preload)
