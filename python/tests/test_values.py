@@ -22,7 +22,7 @@ import pytest
 
 from muster import _values
 from muster._errors import EncodingError, ProtocolError
-from muster._values import Broadcast, FutureMark, PerRank, decode, encode, encode_payload
+from muster._values import Broadcast, PerRank, decode, encode, encode_payload
 
 
 def trip(obj: Any, pickle: str = "on") -> Any:
@@ -543,61 +543,3 @@ def test_a_pickle_whose_module_is_missing() -> None:
 
 def struct_pickle(pickled: bytes) -> bytes:
     return bytes(msgpack.packb(msgpack.ExtType(33, bytes(8) + pickled)))
-
-
-# --- payloads ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [0, 1, 15, 16, 70000])
-def test_payloads(n: int) -> None:
-    for args, kwargs in (
-        (tuple(range(n)), {}),
-        ((1, "a"), {"k": (1,)}),
-        (tuple([i] for i in range(min(n, 100))), {f"k{i}": {i} for i in range(min(n, 20))}),
-        ((2**70,), {"a": -(2**70)}),
-    ):
-        bufs: list[Any] = []
-        back = decode(encode_payload(args, kwargs, bufs), bufs)
-        assert same(back, [list(args), kwargs])
-
-
-def test_marks_in_payloads() -> None:
-    args = (PerRank((1, (2,))), Broadcast([3]), FutureMark(7, 2), 4)
-    assert _values.marked(args, {}) and _values.marked((), {"k": args[2]})
-    assert not _values.marked((1, [PerRank([])]), {"k": None})
-    back = decode(encode_payload(args, {"k": Broadcast(None)}, []))
-    assert back == [list(args), {"k": Broadcast(None)}]
-    assert repr(back[0][:3]) == "[PerRank([1, (2,)]), Broadcast([3]), FutureMark(7, 2)]"
-
-
-def test_threads_do_not_disturb_each_other() -> None:
-    value = [(i, {"k": (i, {i})}) for i in range(200)]
-    wrong: list[Any] = []
-
-    def work() -> None:
-        for _ in range(20):
-            if trip(value) != value:
-                wrong.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-
-
-def test_encoding_within_encoding() -> None:
-    back = trip([Recursive(), (Recursive(),)])
-    assert back[0].inner == [1, (2,)]
-
-
-class Recursive:
-    def __reduce__(self) -> Any:
-        return _recursive, (encode([1, (2,)], []),)
-
-
-def _recursive(data: bytes) -> Any:
-    made = Recursive()
-    made.inner = decode(data)  # type: ignore[attr-defined]
-    return made
