@@ -189,7 +189,7 @@ def test_muster_run(tmp_path: Path) -> None:
     (tmp_path / "pipeline.py").write_text(
         WHOLE.replace("def main():\n", "def main():\n    print(sys.argv[1:])\n")
     )
-    command = [BINARY, "run", "--virtual", "1x8", "pipeline.py", "--lr", "1e-5"]
+    command: list[str | Path] = [BINARY, "run", "--virtual", "1x8", "pipeline.py", "--lr", "1e-5"]
     finished = run(*command, cwd=tmp_path, virtual=None, MUSTER_PYTHON=sys.executable)
     assert output_of(finished) == "['--lr', '1e-5']\n" + EXPECTED
 

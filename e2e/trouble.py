@@ -117,3 +117,17 @@ class Leaver(Worker):
         plain = subprocess.Popen(["sleep", "1000"])
         own = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         return [plain.pid, own.pid]
+
+
+class Vandal(Worker):
+    """Writes into whatever sockets its process has."""
+
+    def scribble(self, do: bool) -> int:
+        if do:
+            for fd in range(3, 64):
+                try:
+                    if os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                        os.write(fd, b"\xff" * 256)
+                except OSError:
+                    continue
+        return self.rank

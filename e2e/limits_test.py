@@ -1,0 +1,195 @@
+"""A machine that has too little: of open files, of disk, of memory, of permissions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from running import environment, output_of, run_script
+
+SCRIPT = r"""
+class Small(Worker):
+    def work(self, n=0):
+        print("x" * 1000, flush=True)
+        return self.rank
+    def spam(self, n):
+        for i in range(n):
+            print("y" * 1000)
+        sys.stdout.flush()
+        return self.rank
+
+if __name__ == "__main__":
+    n = int(sys.argv[1])
+    c = Cluster(name="small", worker_cls=Small, resource_manager=ResourceManager(0, 1),
+                worker_config=WorkerConfig(world_size=n))
+    print(c.execute_all_sync("work"), flush=True)
+    if len(sys.argv) > 2:
+        print(c.execute_all_sync("spam", int(sys.argv[2])), flush=True)
+    c.shutdown()
+    print("end", flush=True)
+"""
+
+
+def limited(
+    folder: Path, limits: str, *args: str, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    """The script under a shell's limits."""
+    path = folder / "small.py"
+    path.write_text("import os, sys\nfrom muster import *\nimport muster\n" + SCRIPT)
+    words = " ".join([sys.executable, str(path), *args])
+    return subprocess.run(
+        ["bash", "-c", f"{limits} && exec {words}"],
+        env=environment("1x2", **extra),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+    )
+
+
+def told(finished: subprocess.CompletedProcess[str]) -> str:
+    """What a script that failed said last: one error for people, from our side."""
+    assert finished.returncode == 1, (finished.stdout, finished.stderr)
+    assert "Traceback" in finished.stderr
+    assert "panic" not in finished.stderr and "goroutine" not in finished.stderr
+    return finished.stderr
+
+
+@pytest.mark.parametrize("files", [16, 24, 32, 48, 64])
+def test_too_few_open_files(tmp_path: Path, files: int) -> None:
+    """It works, or says that it is open files that are missing; it never hangs."""
+    finished = limited(tmp_path, f"ulimit -n {files}", "64")
+    if finished.returncode == 0:
+        assert finished.stdout.endswith("end\n")
+    else:
+        text = told(finished)
+        assert "open files" in text, text
+        assert "ulimit -n" in text, "and what to do"
+
+
+def test_few_open_files_are_enough_for_few_workers(tmp_path: Path) -> None:
+    assert output_of(limited(tmp_path, "ulimit -n 96", "2")) == "[0, 1]\nend\n"
+
+
+def test_a_soft_limit_is_raised_where_it_may_be(tmp_path: Path) -> None:
+    assert output_of(limited(tmp_path, "ulimit -S -n 64", "64")).endswith("end\n")
+
+
+def test_files_that_may_not_grow(tmp_path: Path) -> None:
+    """Log files hit the limit; the run does not."""
+    finished = limited(tmp_path, "ulimit -f 8", "2", "100", MUSTER_LOG_DIR=str(tmp_path / "logs"))
+    assert output_of(finished) == "[0, 1]\n[0, 1]\nend\n"
+    assert finished.stderr.count("y" * 1000) == 200, "live output is whole"
+
+
+def test_little_memory(tmp_path: Path) -> None:
+    """An address space that does not take the call: a MemoryError, or an error that says so."""
+    source = r"""
+import resource
+class Big(Worker):
+    def make(self, n): return bytearray(n)
+if __name__ == "__main__":
+    c = Cluster(name="big", worker_cls=Big, resource_manager=ResourceManager(0, 1))
+    with open("/proc/self/statm") as f:
+        used = int(f.read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY))
+    try:
+        c.execute_rank_zero_sync("make", 256 << 20)
+    except MemoryError:
+        print("MemoryError")
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    try:
+        print(len(c.execute_rank_zero_sync("make", 10)))
+    except muster.MusterError as error:
+        print("told", bool(str(error)))
+"""
+    out = output_of(run_script(tmp_path, source)).splitlines()
+    assert out[0] == "MemoryError"
+    assert out[1] in ("10", "told True")
+
+
+@pytest.fixture
+def tiny() -> Iterator[Path]:
+    """A disk of 256 KiB, with nothing on it yet."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a tiny disk has to be mounted")
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))  # short, for sockets' sake
+    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, b"size=256k") != 0:
+        path.rmdir()
+        pytest.skip(f"needs mounts: {os.strerror(ctypes.get_errno())}")
+    yield path
+    libc.umount2(os.fsencode(path), 2)
+    path.rmdir()
+
+
+def fill(disk: Path) -> None:
+    for i in range(10_000):
+        try:
+            (disk / f"filler-{i}").write_bytes(bytes(4096))
+        except OSError:
+            return
+
+
+def test_a_full_disk_for_logs(tiny: Path, tmp_path: Path) -> None:
+    """Output that cannot be kept is still shown, and calls go on."""
+    finished = limited(tmp_path, "true", "2", "500", MUSTER_LOG_DIR=str(tiny))
+    assert output_of(finished) == "[0, 1]\n[0, 1]\nend\n"
+    assert finished.stderr.count("y" * 1000) == 1000
+
+
+def test_a_disk_that_is_full_from_the_start(tiny: Path, tmp_path: Path) -> None:
+    fill(tiny)
+    finished = limited(tmp_path, "true", "2", "10", MUSTER_LOG_DIR=str(tiny))
+    if finished.returncode == 0:
+        assert finished.stdout == "[0, 1]\n[0, 1]\nend\n"
+    else:
+        assert "No space left" in told(finished) or "no space left" in finished.stderr
+
+
+def test_a_disk_that_is_full_for_sockets(tiny: Path, tmp_path: Path) -> None:
+    fill(tiny)
+    finished = limited(tmp_path, "true", "1", MUSTER_DIR=str(tiny))
+    if finished.returncode != 0:
+        assert "no space left" in told(finished).lower()
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"MUSTER_DIR": "/proc/nowhere"}, "/proc/nowhere"),
+        ({"MUSTER_DIR": "/tmp/" + "x" * 200}, "MUSTER_DIR"),
+        ({"MUSTER_DIR": "/dev/null"}, "/dev/null"),
+        ({"MUSTER_LOG_DIR": "/proc/nowhere"}, "/proc/nowhere"),
+        ({"MUSTER_BINARY": "/no/such/muster"}, "/no/such/muster"),
+        ({"MUSTER_BINARY": "/etc/passwd"}, "/etc/passwd"),
+        ({"MUSTER_BINARY": "/bin/false"}, "/bin/false|exit code 1"),
+        ({"MUSTER_BINARY": "/bin/true"}, "/bin/true|exit code 0"),
+        ({"MUSTER_VIRTUAL": "lots"}, "lots"),
+        ({"MUSTER_ADDRESS": "/no/head.sock"}, "/no/head.sock"),
+    ],
+)
+def test_variables_that_lead_nowhere(tmp_path: Path, variables: dict[str, str], named: str) -> None:
+    text = told(limited(tmp_path, "true", "1", **variables))
+    assert re.search(named, text.splitlines()[-1] + text), text
+
+
+def test_without_dev_shm_or_home(tmp_path: Path) -> None:
+    """A bare container: no HOME, no USER, no TMPDIR, no PATH."""
+    finished = limited(tmp_path, "unset HOME USER TMPDIR PATH LANG XDG_RUNTIME_DIR", "2")
+    assert output_of(finished) == "[0, 1]\nend\n"
+
+
+def test_another_locale_and_odd_variables(tmp_path: Path) -> None:
+    odd = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "ODD": "\udcff", "NEW\nLINE": "a\nb"}
+    finished = limited(tmp_path, "true", "2", **odd)
+    assert output_of(finished) == "[0, 1]\nend\n"
