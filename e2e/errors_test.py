@@ -191,6 +191,31 @@ def test_no_time_at_all(c: Cluster, timeout: float) -> None:
     assert len(c.execute_all_sync("pid", timeout=30)) == 4
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e30, 3600])
+def test_all_the_time_there_is(c: Cluster, timeout: float) -> None:
+    assert len(c.execute_all_sync("pid", timeout=timeout)) == 4
+    ref = c.execute_rank_zero_async("pid", timeout=timeout)
+    assert muster.wait([ref], timeout=timeout) == ([ref], [])
+    assert list(muster.as_completed([ref], timeout=timeout)) == [ref]
+    assert muster.get(c.execute_rank_zero_async("pid"), timeout=timeout)
+
+
+@pytest.mark.parametrize("timeout", ["5", float("nan"), [1]])
+def test_what_is_no_timeout(c: Cluster, timeout: Any) -> None:
+    for attempt in (
+        lambda: c.execute_all_sync("pid", timeout=timeout),
+        lambda: c.workers[0].count.remote(timeout=timeout),
+        lambda: list(muster.as_completed([c.stuck_in_here(7, blocking=False)], timeout=timeout)),
+    ):
+        with pytest.raises((TypeError, ValueError), match="timeout"):
+            attempt()
+
+
+def test_what_is_no_resource_manager() -> None:
+    with pytest.raises(TypeError, match="resource_manager"):
+        Cluster("c", Trouble, 5, WorkerConfig(world_size=1))  # type: ignore[arg-type]
+
+
 def test_unknown_method_names_the_nearest(c: Cluster) -> None:
     for attempt in (
         lambda: c.execute_all_sync("stuck_in_her"),

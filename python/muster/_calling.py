@@ -15,7 +15,7 @@ from . import _errors, _values, _wire
 from ._client import Connection
 from ._marks import Mark
 from ._methods import Method, check_per_rank, unknown_method
-from ._refs import PENDING, Ref
+from ._refs import PENDING, Ref, seconds
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
@@ -73,6 +73,8 @@ class Group:
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Call and wait for the answer."""
+        if timeout is not None:
+            timeout = seconds(timeout)
         ref = self._send(method, how, rank, args, kwargs, timeout, _WAITING, finish)
         if timeout is None:
             self.connection.wait_one(ref)
@@ -185,8 +187,5 @@ def _has_refs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def milliseconds(timeout: float | None) -> int:
     """A user's timeout as the wire has it, where 0 means none."""
-    if timeout is None:
-        return 0
-    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
-        raise TypeError(f"timeout is {timeout!r}; it is a number of seconds, or None")
-    return min(max(1, ceil(float(timeout) * 1000)), 1 << 53)
+    limit = seconds(timeout)
+    return 0 if limit is None else max(1, ceil(limit * 1000))

@@ -55,6 +55,10 @@ class Cluster:
         connection = _context.connection(f"Cluster({name!r})")
         if resource_manager is None:
             resource_manager = _pool_for(config)
+        elif not isinstance(resource_manager, ResourceManager):
+            raise TypeError(
+                f"resource_manager takes a ResourceManager, not {type(resource_manager).__name__}"
+            )
         spec["class"] = describe_class(worker_cls)
         spec["runtime"] = describe_runtime(
             python=config.python,

@@ -25,6 +25,7 @@ _SIZES = {
 #: An inference engine's own tensor parallelism lies inside one worker that has
 #: several devices; it is then no matter of ranks.
 _WITHIN_WORKER = "tensor_parallel_size"
+_FOR_EVER = 10.0 * 365 * 86400  # seconds, within what clocks can count
 
 
 @dataclass
@@ -140,8 +141,8 @@ class WorkerConfig:
             "max_concurrency": _count("max_concurrency", self.max_concurrency),
             "start": _text("start", self.start),
             "visible_devices": _text("visible_devices", self.visible_devices),
-            "startup_timeout": _seconds("startup_timeout", self.startup_timeout),
-            "grace": _seconds("grace", self.grace),
+            "startup_timeout": as_seconds("startup_timeout", self.startup_timeout),
+            "grace": as_seconds("grace", self.grace),
             "pickle": _pickle(self.pickle),
         }
 
@@ -223,12 +224,16 @@ def _count(label: str, value: Any) -> int:
     return number
 
 
-def _seconds(label: str, value: Any) -> float:
+def as_seconds(label: str, value: Any) -> float:
+    """A number of seconds for the head; None counts as 0, its default."""
     if value is None:
         return 0.0
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{label} is {value!r}; it is a number of seconds")
-    return float(value)
+    number = float(value)
+    if number != number:
+        raise ValueError(f"{label} is not a number; it is in seconds")
+    return min(number, _FOR_EVER)
 
 
 def _text(label: str, value: Any) -> str:

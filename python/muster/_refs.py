@@ -22,6 +22,7 @@ DECODED = 2
 FAILED = 3
 
 _ERROR = _wire.FLAG_ERROR
+_FOR_EVER = 10.0 * 365 * 86400  # what clocks and sockets take; longer is no limit
 
 
 class Ref:
@@ -184,6 +185,23 @@ class SplitCall:
             ref.fail(failure)
 
 
+def seconds(timeout: float | None) -> float | None:
+    """A user's timeout, checked; None for one that never comes."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout is {timeout!r}; it is a number of seconds, or None")
+    number = float(timeout)
+    if number != number:
+        raise ValueError("timeout is not a number; it is in seconds, or None for no limit")
+    return number if number < _FOR_EVER else None
+
+
+def _deadline(timeout: float | None) -> float | None:
+    limit = seconds(timeout)
+    return None if limit is None else monotonic() + limit
+
+
 def get(refs: Any, timeout: float | None = None) -> Any:
     """Wait for a ref, or a list (or tuple) of refs, and return the value or values.
 
@@ -194,12 +212,12 @@ def get(refs: Any, timeout: float | None = None) -> Any:
     """
     if isinstance(refs, Ref):
         if refs._state == PENDING:
-            _settle([refs], None if timeout is None else monotonic() + timeout, timeout)
+            _settle([refs], _deadline(timeout), timeout)
         return refs._result()
     several = _refs_of(refs, "get")
     if any(ref._state == PENDING for ref in several):
         each = list(dict.fromkeys(several))
-        _settle(each, None if timeout is None else monotonic() + timeout, timeout)
+        _settle(each, _deadline(timeout), timeout)
     for ref in several:
         if ref.failed():
             ref._result()  # raises
@@ -223,7 +241,7 @@ def wait(
         raise ValueError(
             f"num_returns is {num_returns}, with {len(several)} refs; it goes from 1 to that"
         )
-    deadline = None if timeout is None else monotonic() + timeout
+    deadline = _deadline(timeout)
     _gather(several, num_returns, deadline, stop_at_failure=False)
     done = [ref for ref in several if ref._state != PENDING][:num_returns]
     chosen = {id(ref) for ref in done}
@@ -241,7 +259,7 @@ def as_completed(refs: Iterable[Ref], timeout: float | None = None) -> Iterator[
 
 
 def _completions(left: list[Ref], timeout: float | None) -> Iterator[Ref]:
-    deadline = None if timeout is None else monotonic() + timeout
+    deadline = _deadline(timeout)
     while left:
         _gather(left, 1, deadline, stop_at_failure=False)
         done = [ref for ref in left if ref._state != PENDING]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _context
-from ._config import WorkerConfig, as_worker_config
+from ._config import WorkerConfig, as_seconds, as_worker_config
 
 if TYPE_CHECKING:
     from ._client import Connection
@@ -67,7 +67,7 @@ class ResourceManager:
         asked = {
             "gpus_per_node": int(num_gpus_per_node),
             "nodes": int(num_nodes),
-            "timeout": float(timeout),
+            "timeout": as_seconds("timeout", timeout),
         }
         with _context.waiting():
             pool = connection.request("pool.create", asked)
