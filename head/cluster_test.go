@@ -249,7 +249,7 @@ func TestTheEndDoesNotWaitForASlowReader(t *testing.T) {
 	for range 4 { // each has an answer that it never reads
 		conn, err := wire.Dial(r.head.Address())
 		must(t, err)
-		defer conn.Close() //nolint:errcheck // the test is over
+		defer conn.Close()
 		_, err = wire.Join(conn, wire.Hello{Role: wire.RoleController, Token: r.head.Token(), Runtime: clusterSpec("", 1).Runtime})
 		must(t, err)
 		to := callee{cluster: info.Number, method: "all"}

@@ -92,7 +92,7 @@ func firstAnswer(t *testing.T, r *rig, b []byte) wire.Frame {
 	t.Helper()
 	nc, err := net.Dial("unix", r.head.Address())
 	must(t, err)
-	defer nc.Close() //nolint:errcheck // the test is over
+	defer nc.Close()
 	_, err = nc.Write(b)
 	must(t, err)
 	f, err := wire.NewConn(nc).Read()
@@ -178,7 +178,7 @@ func TestWorkerThatSendsRubbish(t *testing.T) {
 			"a call":        func(l *fake.Leg) { l.Worker.Send(wire.Header{Kind: wire.KindCall, ID: 1}, []byte{0xc0}) },
 			"an odd notice": func(l *fake.Leg) { l.Worker.Send(wire.Header{Kind: wire.KindNotice}, []byte{0x92, 0xa1, 'x', 0x80}) },
 			"a cut notice":  func(l *fake.Leg) { l.Worker.Send(wire.Header{Kind: wire.KindNotice}, []byte{0x92, 0xa5}) },
-			"a report of noth": func(l *fake.Leg) {
+			"a report of no rank": func(l *fake.Leg) {
 				l.Worker.Send(wire.Header{Kind: wire.KindResult, Flags: wire.FlagInfo, ID: l.Call}, []byte{0xc0})
 			},
 		} {

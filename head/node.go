@@ -229,7 +229,8 @@ func (n *node) gone(err error) {
 		if who == nil {
 			continue
 		}
-		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) // whatever it was, no fault of theirs
+		// Not wrapped: whatever it was is no fault of theirs.
+		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) //nolint:errorlint // see above
 	}
 	if agent == nil {
 		return

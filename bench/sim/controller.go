@@ -48,7 +48,7 @@ func begin(profile string) (*world, error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		defer ours.Close() //nolint:errcheck // FileConn has a copy
+		defer ours.Close()
 		ends = append(ends, theirs)
 		conn, err := net.FileConn(ours)
 		return conn, theirs, err

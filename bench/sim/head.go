@@ -52,13 +52,13 @@ func runHead(profile string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a folder in the temporary one
+	defer os.RemoveAll(dir)
 	if profile != "" {
 		file, err := os.Create(profile)
 		if err != nil {
 			return err
 		}
-		defer file.Close() //nolint:errcheck // complete once the profile was stopped
+		defer file.Close()
 		if err := pprof.StartCPUProfile(file); err != nil {
 			return err
 		}
@@ -77,7 +77,7 @@ func runHead(profile string) error {
 
 func inherited(fd uintptr) (net.Conn, error) {
 	file := os.NewFile(fd, "inherited")
-	defer file.Close() //nolint:errcheck // FileConn has a copy
+	defer file.Close()
 	conn, err := net.FileConn(file)
 	if err != nil {
 		return nil, fmt.Errorf("descriptor %d: %w: this role is started by the program itself", fd, err)

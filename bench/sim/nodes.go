@@ -39,7 +39,7 @@ func runNodes() error {
 	for dec := json.NewDecoder(headConn); ; {
 		var o order
 		if err := dec.Decode(&o); err != nil {
-			return nil // the head is gone: so is this
+			return nil //nolint:nilerr // the head is gone: so is this
 		}
 		if o.Kill != nil {
 			p.fake.Agent(*o.Kill).Kill()

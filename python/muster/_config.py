@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import isnan
 from typing import Any
 
 from . import _errors
@@ -231,7 +232,7 @@ def as_seconds(label: str, value: Any) -> float:
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise TypeError(f"{label} is {value!r}; it is a number of seconds")
     number = float(value)
-    if number != number:
+    if isnan(number):
         raise ValueError(f"{label} is not a number; it is in seconds")
     return min(number, _FOR_EVER)
 

@@ -8,6 +8,7 @@ answer until somebody asks for the value; the connection that delivers them is
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from math import isnan
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -192,7 +193,7 @@ def seconds(timeout: float | None) -> float | None:
     if isinstance(timeout, bool) or not hasattr(timeout, "__float__"):
         raise TypeError(f"timeout is {timeout!r}; it is a number of seconds, or None")
     number = float(timeout)
-    if number != number:
+    if isnan(number):
         raise ValueError("timeout is not a number; it is in seconds, or None for no limit")
     return number if number < _FOR_EVER else None
 
