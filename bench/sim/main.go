@@ -21,10 +21,11 @@ func main() {
 func run() error {
 	role := flag.String("role", "", "used by the program itself: head or nodes")
 	sizes := flag.String("sizes", "10,100,1000,10000", "numbers of workers")
-	rounds := flag.Int("rounds", 0, "calls per measurement; 0: by size, 60 to 500")
+	rounds := flag.Int("rounds", 0, "calls per measurement; 0: by size, 100 to 500")
 	out := flag.String("out", "build/bench", "folder for sim.json and sim.svg")
 	profile := flag.String("profile", "", "folder for CPU profiles of the head, one per size")
-	repeats := flag.Int("repeats", 3, "runs of every size, interleaved; medians are told")
+	perNode := flag.Int("per-node", 8, "workers a node")
+	repeats := flag.Int("repeats", 3, "runs of every size, interleaved")
 	check := flag.Bool("check", false, "fail where costs per worker grow beyond the bounds")
 	flag.Parse()
 	switch *role {
@@ -50,7 +51,7 @@ func run() error {
 	for i := range max(*repeats, 1) {
 		for _, workers := range order {
 			fmt.Fprintf(os.Stderr, "run %d: %d workers\n", i+1, workers)
-			size, err := measure(workers, *rounds, profileOf(*profile, workers))
+			size, err := measure(workers, max(*perNode, 1), *rounds, profileOf(*profile, workers))
 			if err != nil {
 				return fmt.Errorf("%d workers: %w", workers, err)
 			}
@@ -58,7 +59,7 @@ func run() error {
 		}
 	}
 	for _, workers := range order {
-		report.Sizes = append(report.Sizes, middle(runs[workers]))
+		report.Sizes = append(report.Sizes, together(runs[workers]))
 	}
 	report.judge()
 	report.print(os.Stdout)

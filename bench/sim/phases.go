@@ -12,8 +12,6 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-const perNode = 8
-
 // Size is what one number of workers cost.
 type Size struct {
 	Workers int     `json:"workers"`
@@ -28,8 +26,8 @@ type Size struct {
 // Phase is one step: its time, and the head's share of the CPU in it.
 type Phase struct {
 	Name   string  `json:"name"`
-	Time   float64 `json:"seconds"`     // median of its rounds
-	CPU    float64 `json:"cpu_seconds"` // of the head, mean of its rounds
+	Time   float64 `json:"seconds"`     // of a round, the median
+	CPU    float64 `json:"cpu_seconds"` // of the head, for a round
 	Rounds int     `json:"rounds"`
 }
 
@@ -46,10 +44,10 @@ const (
 )
 
 // measure runs all phases with one number of workers.
-func measure(workers, rounds int, profile string) (*Size, error) {
+func measure(workers, perNode, rounds int, profile string) (*Size, error) {
 	nodes := (workers + perNode - 1) / perNode
 	if rounds == 0 {
-		rounds = min(500, max(60, 200_000/workers))
+		rounds = min(500, max(100, 200_000/workers))
 	}
 	w, err := begin(profile)
 	if err != nil {
@@ -229,22 +227,23 @@ func median(values []float64) float64 {
 	return values[len(values)/2]
 }
 
-// middle is the medians of several runs of one size.
-func middle(runs []*Size) Size {
+// together makes one of several runs of a size: the median of times, the least
+// of CPU, which only ever grows by what else the machine does.
+func together(runs []*Size) Size {
 	m := *runs[0]
 	m.Phases = slices.Clone(m.Phases)
-	of := func(pick func(*Size) float64) float64 {
+	of := func(pick func(*Size) float64) []float64 {
 		var values []float64
 		for _, r := range runs {
 			values = append(values, pick(r))
 		}
-		return median(values)
+		return values
 	}
 	for i := range m.Phases {
-		m.Phases[i].Time = of(func(s *Size) float64 { return s.Phases[i].Time })
-		m.Phases[i].CPU = of(func(s *Size) float64 { return s.Phases[i].CPU })
+		m.Phases[i].Time = median(of(func(s *Size) float64 { return s.Phases[i].Time }))
+		m.Phases[i].CPU = slices.Min(of(func(s *Size) float64 { return s.Phases[i].CPU }))
 	}
-	m.Heap = uint64(of(func(s *Size) float64 { return float64(s.Heap) }))
-	m.RSS = uint64(of(func(s *Size) float64 { return float64(s.RSS) }))
+	m.Heap = uint64(median(of(func(s *Size) float64 { return float64(s.Heap) })))
+	m.RSS = uint64(median(of(func(s *Size) float64 { return float64(s.RSS) })))
 	return m
 }
