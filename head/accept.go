@@ -3,7 +3,9 @@ package head
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"time"
 
 	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/spec"
@@ -21,22 +23,52 @@ type peer interface {
 // flushed, so that one busy caller does not hold up the first of its own calls.
 const maxBurst = 64
 
+// helloBound is how long a connection may take to say who it is.
+const helloBound = 10 * time.Second
+
+// accept takes connections until the listener is closed. Out of descriptors, it
+// turns callers away with an error rather than leave them waiting: it holds one
+// descriptor back for that.
 func (h *Head) accept() {
 	defer h.serving.Done()
+	spare := spareFile()
+	defer func() { _ = spare.Close() }()
 	for {
 		nc, err := h.listener.Accept()
-		if err != nil {
-			if !errors.Is(err, os.ErrClosed) {
-				select {
-				case <-h.over:
-				default:
-					h.opts.Log.Error("cannot accept connections", "err", err)
-				}
-			}
-			return
+		if err != nil && !errors.Is(err, net.ErrClosed) {
+			h.opts.Log.Error("cannot accept connections", "err", err)
+			_ = spare.Close()
+			spare = nil
+			nc, err = h.listener.Accept()
 		}
-		h.serve(wire.NewConn(nc), false)
+		switch {
+		case err == nil && spare == nil:
+			// The wait may have been long: there may be room again.
+			if spare = spareFile(); spare == nil {
+				h.turnAway(wire.NewConn(nc))
+				spare = spareFile()
+				continue
+			}
+			fallthrough
+		case err == nil:
+			h.serve(wire.NewConn(nc), false)
+		case errors.Is(err, net.ErrClosed):
+			return
+		default:
+			time.Sleep(100 * time.Millisecond) // it will not be better at once
+		}
 	}
+}
+
+// spareFile is a descriptor to give up when there are no others; nil without.
+func spareFile() *os.File {
+	f, _ := os.Open(os.DevNull)
+	return f
+}
+
+func (h *Head) turnAway(c *wire.Conn) {
+	wire.Refuse(c, spec.Errorf(spec.CodeLimit,
+		"the head has no open files left, of %d, to take another connection with: raise that before the script starts (ulimit -n 65536)", openFiles()))
 }
 
 // serve reads a connection until it ends. trusted: it was inherited, so it
@@ -66,7 +98,11 @@ func (h *Head) serve(c *wire.Conn, trusted bool) {
 
 // greet answers the hello.
 func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
+	if !trusted {
+		_ = c.NetConn().SetReadDeadline(time.Now().Add(helloBound))
+	}
 	hello, err := wire.ReadHello(c)
+	_ = c.NetConn().SetReadDeadline(time.Time{})
 	if err != nil {
 		var told *spec.Error
 		if errors.As(err, &told) {
