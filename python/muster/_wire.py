@@ -393,7 +393,10 @@ def hello(
     sock = peer.sock if isinstance(peer, FrameStream) else peer
     message: dict[str, Any] = {"magic": "muster", "version": VERSION, "release": RELEASE}
     message |= {"role": role, "token": token, "pid": os.getpid()}
-    send_frame(sock, KIND_HELLO, 0, pack(message | extra))
+    try:
+        send_frame(sock, KIND_HELLO, 0, pack(message | extra))
+    except BrokenPipeError:
+        pass  # refused unheard: why is there to be read
     try:
         frame = peer.read() if isinstance(peer, FrameStream) else _read_one(peer)
     except EOFError:
