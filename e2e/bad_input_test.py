@@ -97,6 +97,13 @@ class Line:
                 return got
             got += piece
 
+    def until(self, text: bytes) -> bytes:
+        """What comes until text is there, or the other side hangs up."""
+        got = b""
+        while text not in got and (piece := self.sock.recv(65536)):
+            got += piece
+        return got
+
     def answer(self) -> tuple[int, int, Any]:
         """Kind, flags and body of the next frame."""
         head = self._exactly(24)
@@ -223,9 +230,8 @@ def test_malformed_frames_from_a_controller(c: Cluster, name: str) -> None:
         kind, flags, _ = line.answer()
         assert (kind, flags & 1) == (WELCOME, 0)
         line.send(MALFORMED[name])
-        line.sock.shutdown(socket.SHUT_WR)
-        answer = line.rest()
-        assert name == "truncated" or b"message" in answer, answer
+        if name != "truncated":
+            assert b"message" in line.until(b"message")
 
 
 @pytest.mark.parametrize("how", [0, 1, 2, 3, 255])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from running import environment, output_of, run_script
+from muster import ResourceManager
+from roles import Probe
+from running import below, cluster, environment, output_of, run_script, session
 
 SCRIPT = r"""
 class Small(Worker):
@@ -82,6 +86,29 @@ def test_few_open_files_are_enough_for_few_workers(tmp_path: Path) -> None:
 
 def test_a_soft_limit_is_raised_where_it_may_be(tmp_path: Path) -> None:
     assert output_of(limited(tmp_path, "ulimit -S -n 64", "64")).endswith("end\n")
+
+
+def test_more_connections_than_open_files() -> None:
+    """Whoever is too many is turned away; the head takes connections again afterwards."""
+    with session("1x2"), ResourceManager(0, 1) as rm, cluster(Probe, rm, world_size=1) as c:
+        heads = [pid for pid, (_, line) in below(os.getpid()).items() if "muster head" in line]
+        held = len(os.listdir(f"/proc/{heads[0]}/fd"))
+        old = resource.prlimit(heads[0], resource.RLIMIT_NOFILE)
+        resource.prlimit(heads[0], resource.RLIMIT_NOFILE, (held + 20, old[1]))
+        [path] = Path(os.environ["MUSTER_DIR"]).glob("muster-*/*/head.sock")
+        lines = []
+        for _ in range(40):
+            line = socket.socket(socket.AF_UNIX)
+            line.settimeout(20)
+            line.connect(str(path))
+            lines.append(line)
+        assert b"open files" in lines[-1].recv(4096)
+        assert c.execute_all_sync("pid", timeout=20), "who is in stays in"
+        for line in lines:
+            line.close()
+        resource.prlimit(heads[0], resource.RLIMIT_NOFILE, old)
+        with cluster(Probe, rm, name="late", world_size=1) as late:
+            assert late.execute_all_sync("pid", timeout=20)
 
 
 def test_files_that_may_not_grow(tmp_path: Path) -> None:
