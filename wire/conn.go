@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/muster-rl/muster/spec"
 )
@@ -33,6 +34,10 @@ type Conn struct {
 	buf        []byte
 	start, end int
 	limit      int
+	take       func(fd uintptr) bool // made once, as attempt below
+	into       []byte
+	tookN      int
+	tookErr    syscall.Errno
 
 	// writing
 	mu       sync.Mutex
@@ -45,7 +50,7 @@ type Conn struct {
 	attempt  func(fd uintptr) bool // made once: a closure a write would allocate
 	tryBytes []byte
 	tryN     int
-	tryErr   error
+	tryErr   syscall.Errno
 }
 
 // NewConn wraps a unix or TCP stream.
@@ -58,14 +63,48 @@ func NewConn(nc net.Conn) *Conn {
 		}
 	}
 	c.attempt = func(fd uintptr) bool {
-		for {
-			c.tryN, c.tryErr = syscall.Write(int(fd), c.tryBytes)
-			if c.tryErr != syscall.EINTR { //nolint:errorlint // a bare errno from the kernel
-				return true
-			}
-		}
+		c.tryN, c.tryErr = transfer(syscall.SYS_WRITE, fd, c.tryBytes)
+		return true
+	}
+	c.take = func(fd uintptr) bool {
+		c.tookN, c.tookErr = transfer(syscall.SYS_READ, fd, c.into)
+		return c.tookErr != syscall.EAGAIN
 	}
 	return c
+}
+
+// transfer reads or writes a descriptor that does not block. It does not tell the
+// scheduler: that would wake a thread of the runtime for every call of a process
+// that is idle in between, which costs more than the call.
+func transfer(number, fd uintptr, b []byte) (int, syscall.Errno) {
+	for {
+		n, _, errno := syscall.RawSyscall(number, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+		if errno == 0 {
+			return int(n), 0
+		}
+		if errno != syscall.EINTR {
+			return 0, errno
+		}
+	}
+}
+
+// readSome waits for bytes and reads what there is.
+func (c *Conn) readSome(b []byte) (int, error) {
+	if c.raw == nil {
+		return c.nc.Read(b)
+	}
+	c.into = b
+	err := c.raw.Read(c.take)
+	c.into = nil
+	switch {
+	case err != nil:
+		return 0, err
+	case c.tookErr != 0:
+		return 0, c.tookErr
+	case c.tookN == 0:
+		return 0, io.EOF
+	}
+	return c.tookN, nil
 }
 
 // SetLimit sets the largest frame that Read accepts.
@@ -140,7 +179,7 @@ func (c *Conn) want(n int) error {
 		c.start = 0
 	}
 	for c.end-c.start < n {
-		m, err := c.nc.Read(c.buf[c.end:])
+		m, err := c.readSome(c.buf[c.end:])
 		c.end += m
 		if err != nil && c.end-c.start < n {
 			return c.cut(err, c.end-c.start, n)
@@ -169,7 +208,7 @@ func (c *Conn) readLarge(h rawHeader) (Frame, error) {
 			copy(grown, data)
 			data = grown
 		}
-		m, err := c.nc.Read(data[n:])
+		m, err := c.readSome(data[n:])
 		n += m
 		if err != nil && n < h.length {
 			return Frame{}, c.cut(err, n+headerSize, h.length+headerSize)
@@ -261,13 +300,13 @@ func (c *Conn) Flush() {
 
 // writeNow tries to write out in one go and says whether nothing is left.
 func (c *Conn) writeNow() bool {
-	c.tryBytes, c.tryN, c.tryErr = c.out, 0, nil
+	c.tryBytes, c.tryN, c.tryErr = c.out, 0, 0
 	if err := c.raw.Write(c.attempt); err != nil {
 		c.failLocked(err)
 		return true
 	}
 	c.tryBytes = nil
-	if c.tryErr != nil && c.tryErr != syscall.EAGAIN { //nolint:errorlint // a bare errno from the kernel
+	if c.tryErr != 0 && c.tryErr != syscall.EAGAIN {
 		c.failLocked(c.tryErr)
 		return true
 	}
