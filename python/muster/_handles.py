@@ -43,8 +43,9 @@ class BoundMethod:
         if self._functions is not None:
             dispatch, collect = self._functions
             method.check(args, kwargs)
-            args, kwargs = dispatch(self._cluster, *args, **kwargs)
-            finish = partial(collect, self._cluster)
+            args, kwargs = _spread(method, dispatch(self._cluster, *args, **kwargs))
+            if method.cut:  # RANK_ZERO: one result, which comes back alone
+                finish = partial(collect, self._cluster)
         if method.name == "initialize":
             finish = self._cluster._noting_initialized(finish)
         go = self._group.run if blocking else self._group.start
@@ -52,6 +53,21 @@ class BoundMethod:
 
     def __repr__(self) -> str:
         return f"<method {self._method.where} of cluster {self._group.name}>"
+
+
+def _spread(method: Method, returned: Any) -> tuple[Any, Any]:
+    """What a dispatch_fn returned, if it is what it has to be."""
+    if (
+        isinstance(returned, (tuple, list))
+        and len(returned) == 2
+        and isinstance(returned[0], (tuple, list))
+        and isinstance(returned[1], dict)
+    ):
+        return returned[0], returned[1]
+    raise TypeError(
+        f"{method.where}: its dispatch_fn returned {type(returned).__name__}: {returned!r:.80}; it "
+        "has to return (args, kwargs), with a list of one element per rank for each argument"
+    )
 
 
 class RemoteMethod:
