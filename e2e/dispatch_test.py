@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import muster
-from muster import Broadcast, Cluster, PerRank, RankInfo, ResourceManager
-from roles import Echo, LaidOut
+from muster import Broadcast, Cluster, PerRank, RankInfo, ResourceManager, register
+from roles import Custom, Echo, LaidOut
 from running import cluster, session
 
 # dp, tp, pp, cp: each alone, each with another, and all at once.
@@ -255,6 +255,38 @@ def test_arguments_are_not_changed(c: Cluster) -> None:
 def test_no_arguments(c: Cluster) -> None:
     assert c.dp_mp_compute() == [(0, (), {}), (2, (), {})]
     assert c.all_to_all() == [(r, (), {}) for r in range(4)]
+
+
+def test_custom_functions_that_go_wrong(rm: ResourceManager) -> None:
+    with cluster(Custom, rm, name="custom", device_mapping="0-3") as c:
+        with pytest.raises(ValueError, match=r"3.*4"):
+            c.short(1)
+        with pytest.raises((TypeError, ValueError), match=r"shapeless|dispatch"):
+            c.shapeless(1)
+        with pytest.raises(PermissionError, match="not today"):
+            c.refused(1)
+        with pytest.raises(PermissionError, match="not today"):
+            c.uncollected(1)
+        ref = c.uncollected(1, blocking=False)
+        with pytest.raises(PermissionError, match="not today"):
+            muster.get(ref)
+        assert c.last({"any": "thing"}, y=[1]) == (3, {"any": "thing"}, [1])
+        assert muster.get(c.last(5, blocking=False)) == (3, 5, None)
+        assert c.execute_all_sync("last", 5) == [(r, 5, None) for r in range(4)]
+
+
+def test_custom_functions_on_rank_zero(rm: ResourceManager) -> None:
+    """Rank 0 alone runs, with its part; its result comes back alone."""
+    with cluster(Custom, rm, name="zero", device_mapping="0-3") as c:
+        assert c.zero(5) == 100
+
+
+@pytest.mark.parametrize(
+    "mode", [{}, {"dispatch_fn": len}, {"collect_fn": len}, {"dispatch_fn": 1, "collect_fn": 2}, 7]
+)
+def test_modes_that_cannot_be(mode: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        register(mode)(lambda self: None)
 
 
 def layout(world: int, order: list[int], dp: int) -> list[RankInfo]:

@@ -17,7 +17,7 @@ import pytest
 
 from muster import ResourceManager
 from roles import Probe
-from running import below, cluster, environment, output_of, run_script, session
+from running import below, cluster, environment, eventually, output_of, run_script, session
 
 SCRIPT = r"""
 class Small(Worker):
@@ -142,6 +142,50 @@ if __name__ == "__main__":
     out = output_of(run_script(tmp_path, source)).splitlines()
     assert out[0] == "MemoryError"
     assert out[1] in ("10", "told True")
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of 256 MiB, below the one that this test runs in."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    mine = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
+    if "memory" in mine:
+        path, limit = Path("/sys/fs/cgroup/memory" + mine["memory"]), "memory.limit_in_bytes"
+    else:
+        path, limit = Path("/sys/fs/cgroup" + mine.get("", "/")), "memory.max"
+    path /= f"muster-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / limit).write_text(str(256 << 20))
+    except OSError as error:
+        if path.is_dir():
+            path.rmdir()
+        pytest.skip(f"needs cgroups: {error}")
+    yield path
+    assert eventually(lambda: not (path / "cgroup.procs").read_text().strip())
+    path.rmdir()
+
+
+def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, group: Path) -> None:
+    source = r"""
+class Hungry(Worker):
+    def eat(self, mib):
+        if self.rank == 1:
+            print("I am hungry", flush=True)
+            return len(bytearray(b"x") * (mib << 20))
+if __name__ == "__main__":
+    with open(sys.argv[1] + "/cgroup.procs", "w") as f:
+        f.write(str(os.getpid()))
+    c = Cluster(name="hungry", worker_cls=Hungry, resource_manager=ResourceManager(0, 1),
+                worker_config=WorkerConfig(world_size=2))
+    try:
+        c.execute_all_sync("eat", 600, timeout=40)
+    except muster.MusterError as error:
+        print(error)
+"""
+    out = output_of(run_script(tmp_path, source, str(group)))
+    assert "hungry-1" in out and "SIGKILL" in out and "I am hungry" in out
+    assert "memory" in out.lower(), "that it was the kernel, and why"
 
 
 @pytest.fixture

@@ -120,6 +120,51 @@ class Echo(Worker):
     def _private(self) -> None: ...
 
 
+def _one_too_few(cluster: Any, x: Any) -> Any:
+    return ([x] * (cluster.world_size - 1),), {}
+
+
+def _no_lists(cluster: Any, x: Any) -> Any:
+    return x
+
+
+def _refuses(cluster: Any, *args: Any) -> Any:
+    raise PermissionError("not today")
+
+
+def _same_for_all(cluster: Any, *args: Any, **kwargs: Any) -> Any:
+    world = cluster.world_size
+    return tuple([arg] * world for arg in args), {k: [v] * world for k, v in kwargs.items()}
+
+
+class Custom(Worker):
+    """Dispatch and collect functions of a user's, good and bad."""
+
+    @register({"dispatch_fn": _one_too_few, "collect_fn": _largest})
+    def short(self, x: Any) -> Any:
+        return x
+
+    @register({"dispatch_fn": _no_lists, "collect_fn": _largest})
+    def shapeless(self, x: Any) -> Any:
+        return x
+
+    @register({"dispatch_fn": _refuses, "collect_fn": _largest})
+    def refused(self, x: Any) -> Any:
+        return x
+
+    @register({"dispatch_fn": _same_for_all, "collect_fn": _refuses})
+    def uncollected(self, x: Any) -> Any:
+        return x
+
+    @register({"dispatch_fn": _same_for_all, "collect_fn": lambda cluster, results: results[-1]})
+    def last(self, x: Any, y: Any = None) -> Any:
+        return self.rank, x, y
+
+    @register({"dispatch_fn": _times_rank, "collect_fn": _largest}, execute_mode=Execute.RANK_ZERO)
+    def zero(self, x: int) -> int:
+        return x + 100
+
+
 class LaidOut(Worker):
     """Lays its ranks out by itself, in the constructor: dp fastest, then tp."""
 
