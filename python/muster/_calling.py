@@ -26,6 +26,7 @@ _HEAD_LATE = 30.0
 
 _ALL = -1
 _SPECIAL = (Mark, Ref)
+_PLAIN = frozenset((int, float, bool, str, bytes, list, dict, tuple, type(None)))
 
 
 class Group:
@@ -124,7 +125,7 @@ class Group:
         flags: int,
         finish: Callable[[Any], Any] | None,
     ) -> Ref:
-        if _has_refs(args, kwargs):
+        if not _are_plain(args, kwargs) and _has_refs(args, kwargs):
             with self.connection.holding_acks():
                 encoded = self._encode(method, how, rank, args, kwargs, timeout, flags)
                 return self.connection.call(*encoded, finish)
@@ -144,7 +145,7 @@ class Group:
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
             method.check_cut(args, kwargs, self.world)
-        for arg in (*args, *kwargs.values()) if kwargs else args:
+        for arg in () if _are_plain(args, kwargs) else (*args, *kwargs.values()):
             if isinstance(arg, _SPECIAL):
                 check_per_rank(method.where, args, kwargs, self.world)
                 args = [self._argument(arg) for arg in args]
@@ -177,6 +178,11 @@ class Group:
         if arg._state == PENDING:
             arg._connection.wait_one(arg)
         return arg._result()
+
+
+def _are_plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a look at the types alone says that there are no marks and no refs."""
+    return not kwargs and _PLAIN.issuperset(map(type, args))
 
 
 def _has_refs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -221,11 +221,17 @@ class Connection:
             sent: list[int] = []
             self._outgoing = (parts, sent)
             try:
-                self._push(parts, sent)
-                if sent and sent[0] == len(parts[0]) and len(parts) == 1:
-                    self._outgoing = None
-                else:
+                if len(parts) > 1:
                     self._finish_sending()
+                else:
+                    try:
+                        sent.extend(map(self._sock.send, parts, _DONTWAIT))  # as in _push
+                    except BlockingIOError:
+                        pass
+                    if sent and sent[0] == len(parts[0]):
+                        self._outgoing = None
+                    else:
+                        self._finish_sending()
             except OSError as error:
                 self._outgoing = None
                 self.poll()  # the head may have said why
@@ -281,14 +287,15 @@ class Connection:
         turn = (get_ident(), next(self._numbers))
         try:
             self._turns[turn] = None
-            if self._leads(turn):
+            if len(self._turns) == 1 or self._leads(turn):
                 while ref._state == PENDING:
                     if not self._receive(deadline):
                         return ref._state != PENDING
                 return True
         finally:
             self._turns.pop(turn, None)
-            self._wake_first()
+            if self._turns:
+                self._wake_first()
         return self._follow(lambda: ref._state != PENDING, (ref,), deadline)
 
     def wait(self, done: Callable[[], bool], refs: Sequence[Ref], deadline: float | None) -> bool:
@@ -361,7 +368,7 @@ class Connection:
 
     def _receive(self, deadline: float | None) -> bool:
         """As leader: wait for bytes and deliver them; False when the deadline passed."""
-        if self._deliver():
+        if (self._frame is not None or self._stream.holds()) and self._deliver():
             return True
         if deadline is not None:
             left = deadline - monotonic()
@@ -390,14 +397,16 @@ class Connection:
 
     def _deliver(self) -> bool:
         """Hand over every whole frame; whether there was any."""
-        some = False
+        some, stream = False, self._stream
         while True:
             if self._frame is None:
-                self._frame = self._stream.next()
+                self._frame = stream.next()
             if self._frame is None:
                 return some
             self._take(self._frame)
             self._frame = None
+            if not stream.holds():
+                return True
             some = True
 
     def _take(self, frame: _wire.Frame) -> None:

@@ -237,6 +237,10 @@ class FrameStream:
                 return frame
             self.fill()
 
+    def holds(self) -> bool:
+        """Whether bytes are here that no frame was made of yet."""
+        return self._pos < len(self._data) or self._big is not None or bool(self._got)
+
     def next(self) -> Frame | None:
         """The next frame if all of it has been received."""
         if self._got:
