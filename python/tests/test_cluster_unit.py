@@ -237,7 +237,11 @@ def test_initialized_follows_the_call(head: FakeHead, actor: Cluster) -> None:
         (lambda c: c.step([1], scale=[1, 2]), ValueError, "length 1 and argument 'scale' .* 2"),
         (lambda c: c.each([1, 2, 3]), ValueError, "length 3, but ALL_TO_ALL .* 2 ranks"),
         (lambda c: c.each("ab"), TypeError, "argument 0 is of type str, which ALL_TO_ALL"),
-        (lambda c: c.tell(PerRank([1])), ValueError, "PerRank of length 1, but the world size is 2"),
+        (
+            lambda c: c.tell(PerRank([1])),
+            ValueError,
+            "PerRank of length 1, but the world size is 2",
+        ),
         (lambda c: c.tell(1, timeout="soon"), TypeError, "timeout is 'soon'"),
         (lambda c: c.tell(lambda: iter(())), None, ""),
         (lambda c: c.tell(iter([1])), None, ""),
