@@ -52,6 +52,7 @@ _TWO_FLOATS = struct.Struct("<dd")
 _FUTURE = struct.Struct("<Qi")
 
 _Packer = msgpack.Packer
+_LARGE = 1 << 18
 _OPTIONS: dict[str, Any] = {"strict_types": True, "unicode_errors": "surrogatepass"}
 if msgpack.version >= (1, 1):
     _OPTIONS["buf_size"] = 1024  # the default of 256 KiB costs more than packing a few values
@@ -83,7 +84,7 @@ def encode(obj: object, bufs: list[Any], pickle: str = "on") -> bytes:
     """
     if _plain(obj):
         try:
-            return _pack(obj)
+            return _pack_plain(obj)
         except OverflowError:
             pass
     return _Encoder(bufs, pickle).whole("the value", obj)
@@ -95,7 +96,7 @@ def encode_payload(
     """The bytes of a call's arguments, ``[[arg, ...], {name: arg, ...}]``; marks allowed."""
     if all(map(_plain, args)) and (not kwargs or all(map(_plain, kwargs.values()))):
         try:
-            return _pack([[*args], kwargs])
+            return _pack_plain([[*args], kwargs])
         except OverflowError:
             pass
     encoder = _Encoder(bufs, pickle)
@@ -125,6 +126,20 @@ def _plain(obj: Any) -> bool:
 
 def _pack(obj: object) -> bytes:
     data: bytes = _Packer(**_OPTIONS).pack(obj)
+    return data
+
+
+class _Shared:
+    """One packer for all that `_plain` lets pass: such values call nothing back, so the
+    GIL keeps threads apart; and making a packer takes longer than packing a small value."""
+
+    pack = _Packer(**_OPTIONS).pack
+
+
+def _pack_plain(obj: object) -> bytes:
+    data: bytes = _Shared.pack(obj)
+    if len(data) > _LARGE:
+        _Shared.pack = _Packer(**_OPTIONS).pack  # it keeps the memory of its largest value
     return data
 
 
@@ -360,11 +375,19 @@ def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
     ProtocolError for what is no value, EncodingError where its class cannot be found here.
     """
     try:
-        return _Decoder(bufs).value(body)
+        if bufs:
+            return _Decoder(bufs).value(body)
+        return _unpackb(
+            body, ext_hook=_extension, strict_map_key=False, unicode_errors="surrogatepass"
+        )
     except MusterError:
         raise
     except Exception as error:
         raise ProtocolError(f"a value cannot be decoded: {type(error).__name__}: {error}") from None
+
+
+def _extension(code: int, data: bytes) -> Any:
+    return _Decoder(()).extension(code, data)
 
 
 class _Decoder:

@@ -36,9 +36,10 @@ class Serial:
                 if board.leaving is not None:  # a method caught the SystemExit of SIGTERM
                     raise SystemExit(board.leaving)
                 try:
-                    frame = stream.read()
+                    stream.fill()
                 except EOFError:
                     return
+                continue
             kind, leg, call, _, _, body, parts = frame
             if kind != _wire.KIND_LEG:
                 continue
