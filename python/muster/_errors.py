@@ -340,7 +340,9 @@ def _one_line(exc: BaseException) -> str:
 
 def format_traceback(exc: BaseException) -> str:
     """The traceback with its causes, without Muster's own frames at its start."""
-    return "".join(_traceback.format_exception(type(exc), exc, _skip_ours(exc)))
+    text = "".join(_traceback.format_exception(type(exc), exc, _skip_ours(exc)))
+    # In a worker the script goes by another name; its user knows this one.
+    return text.replace("__muster_main__.", "__main__.")
 
 
 def _format_passed_on(exc: MusterError) -> str:
