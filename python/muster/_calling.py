@@ -49,7 +49,7 @@ class Group:
         self.number: int = info["number"]
         self.name: str = info["name"]
         self.world = len(info["workers"])
-        self.class_name = str(description["class"])
+        self.class_name = str(description["class"]).removeprefix("__muster_main__.")
         self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
         self.pickle = pickle
         self._prefixes: dict[tuple[str, int, int], bytes] = {}
