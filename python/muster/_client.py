@@ -112,6 +112,34 @@ class Connection:
         self._start(ref, ref._id, route, payload, buffers)
         return ref
 
+    def exchange(
+        self, route: bytes, payload: bytes, buffers: Sequence[Any], finish: Any = None
+    ) -> Ref:
+        """`call` and `wait_one` in one, for calls that wait without a deadline: each step
+        between two sleeps counts, as it runs on a core that was idle a moment ago."""
+        ident = next(self._ids)
+        ref = Ref(self, ident, -1, finish)
+        self._start(ref, ident, route, payload, buffers)
+        turns, turn, stream = self._turns, (get_ident(), next(self._numbers)), self._stream
+        try:
+            turns[turn] = None
+            if len(turns) == 1 or self._leads(turn):
+                try:
+                    while ref._state == PENDING:
+                        if self._frame is None and not stream.holds():
+                            stream.fill()
+                        if not self._deliver() and ref._state == PENDING:
+                            stream.fill()  # of a frame that has come in part
+                except (OSError, EOFError, _errors.ProtocolError) as error:
+                    self._fail(error)
+                return ref
+        finally:
+            turns.pop(turn, None)
+            if turns:
+                self._wake_first()
+        self._follow(lambda: ref._state != PENDING, (ref,), None)
+        return ref
+
     def split_call(
         self, route: bytes, payload: bytes, buffers: Sequence[Any], ranks: Sequence[int]
     ) -> list[Ref]:
