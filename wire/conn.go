@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/muster-rl/muster/spec"
 )
@@ -63,29 +62,14 @@ func NewConn(nc net.Conn) *Conn {
 		}
 	}
 	c.attempt = func(fd uintptr) bool {
-		c.tryN, c.tryErr = transfer(syscall.SYS_WRITE, fd, c.tryBytes)
+		c.tryN, c.tryErr = writeFd(fd, c.tryBytes)
 		return true
 	}
 	c.take = func(fd uintptr) bool {
-		c.tookN, c.tookErr = transfer(syscall.SYS_READ, fd, c.into)
+		c.tookN, c.tookErr = readFd(fd, c.into)
 		return c.tookErr != syscall.EAGAIN
 	}
 	return c
-}
-
-// transfer reads or writes a descriptor that does not block. It does not tell the
-// scheduler: that would wake a thread of the runtime for every call of a process
-// that is idle in between, which costs more than the call.
-func transfer(number, fd uintptr, b []byte) (int, syscall.Errno) {
-	for {
-		n, _, errno := syscall.RawSyscall(number, fd, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
-		if errno == 0 {
-			return int(n), 0
-		}
-		if errno != syscall.EINTR {
-			return 0, errno
-		}
-	}
 }
 
 // readSome waits for bytes and reads what there is.
