@@ -32,6 +32,11 @@ GRACE_SECONDS = 10.0
 
 ROOT = Path(__file__).resolve().parent
 
+# Started in the background by a shell, the run ignores SIGINT, and so would every
+# script that the tests start, also those that are to be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Process(NamedTuple):
     """A process by pid and start time, so that a reused pid is another one."""
