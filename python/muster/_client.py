@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import select
 import socket
-from _thread import RLock, allocate_lock, get_ident
+from _thread import RLock, get_ident
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from . import _errors, _wire
 from ._refs import PENDING, Ref, SplitCall
+from ._waiting import Gate, Sink
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,33 +39,6 @@ _SENDER_LOOKS = 0.02
 _FOLLOWER_LOOKS = 1.0
 
 Turn = tuple[int, int]
-
-
-class Sink(Protocol):
-    """Takes the answers to one id."""
-
-    def deliver(self, flags: int, rank: int, body: Any, buffers: Any) -> bool: ...
-
-    def fail(self, failure: Callable[[], BaseException]) -> None: ...
-
-
-class Gate:
-    """What a follower sleeps on: opened by whoever has news for it."""
-
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = allocate_lock()
-        self._lock.acquire()
-
-    def open(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:
-            pass  # open already
-
-    def wait(self, timeout: float) -> None:
-        self._lock.acquire(True, timeout)
 
 
 class Connection:
@@ -120,18 +94,11 @@ class Connection:
         ident = next(self._ids)
         ref = Ref(self, ident, -1, finish)
         self._start(ref, ident, route, payload, buffers)
-        turns, turn, stream = self._turns, (get_ident(), next(self._numbers)), self._stream
+        turns, turn = self._turns, (get_ident(), next(self._numbers))
         try:
             turns[turn] = None
             if len(turns) == 1 or self._leads(turn):
-                try:
-                    while ref._state == PENDING:
-                        if self._frame is None and not stream.holds():
-                            stream.fill()
-                        if not self._deliver() and ref._state == PENDING:
-                            stream.fill()  # of a frame that has come in part
-                except (OSError, EOFError, _errors.ProtocolError) as error:
-                    self._fail(error)
+                self._read_until(ref)
                 return ref
         finally:
             turns.pop(turn, None)
@@ -139,6 +106,25 @@ class Connection:
                 self._wake_first()
         self._follow(lambda: ref._state != PENDING, (ref,), None)
         return ref
+
+    # Loops stand in functions of their own, without the try block that they would be
+    # in: Python 3.13 leaves the jump back of a loop out of its block's range, and an
+    # exception that a signal handler throws there would pass the finally by.
+
+    def _read_until(self, ref: Ref) -> None:
+        """As leader: read until ref is done."""
+        stream = self._stream
+        try:
+            self._fill_until(ref, stream)
+        except (OSError, EOFError, _errors.ProtocolError) as error:
+            self._fail(error)
+
+    def _fill_until(self, ref: Ref, stream: _wire.FrameStream) -> None:
+        while ref._state == PENDING:
+            if self._frame is None and not stream.holds():
+                stream.fill()
+            if not self._deliver() and ref._state == PENDING:
+                stream.fill()  # of a frame that has come in part
 
     def split_call(
         self, route: bytes, payload: bytes, buffers: Sequence[Any], ranks: Sequence[int]
@@ -295,18 +281,21 @@ class Connection:
         turn = (get_ident(), next(self._numbers))
         try:
             self._turns[turn] = None
-            while rest := _rest(parts, sum(sent)):
-                self._push(rest, sent)
-                if not _rest(parts, sum(sent)):
-                    break
-                leading = self._leads(turn)
-                events = select.POLLOUT | (select.POLLIN if leading else 0)
-                if self._poll(events, None if leading else _SENDER_LOOKS) & ~select.POLLOUT:
-                    self._receive_now()
+            self._push_all(parts, sent, turn)
         finally:
             self._turns.pop(turn, None)
             self._wake_first()
         self._outgoing = None
+
+    def _push_all(self, parts: Sequence[Any], sent: list[int], turn: Turn) -> None:
+        while rest := _rest(parts, sum(sent)):
+            self._push(rest, sent)
+            if not _rest(parts, sum(sent)):
+                break
+            leading = self._leads(turn)
+            events = select.POLLOUT | (select.POLLIN if leading else 0)
+            if self._poll(events, None if leading else _SENDER_LOOKS) & ~select.POLLOUT:
+                self._receive_now()
 
     # --- receiving -------------------------------------------------------
 
@@ -316,15 +305,18 @@ class Connection:
         try:
             self._turns[turn] = None
             if len(self._turns) == 1 or self._leads(turn):
-                while ref._state == PENDING:
-                    if not self._receive(deadline):
-                        return ref._state != PENDING
-                return True
+                return self._receive_until(ref, deadline)
         finally:
             self._turns.pop(turn, None)
             if self._turns:
                 self._wake_first()
         return self._follow(lambda: ref._state != PENDING, (ref,), deadline)
+
+    def _receive_until(self, ref: Ref, deadline: float | None) -> bool:
+        while ref._state == PENDING:
+            if not self._receive(deadline):
+                return ref._state != PENDING
+        return True
 
     def wait(self, done: Callable[[], bool], refs: Sequence[Ref], deadline: float | None) -> bool:
         """Wait until ``done()``, which can only change when one of the refs does."""
@@ -337,25 +329,35 @@ class Connection:
         gate, turn = Gate(), (get_ident(), next(self._numbers))
         try:
             self._turns[turn] = gate
-            for ref in refs:
-                ref.watch(gate.open)
-            while not done():
-                if self._leads(turn):
-                    if not self._receive(deadline):
-                        return done()
-                    continue
-                left = _FOLLOWER_LOOKS
-                if deadline is not None:
-                    left = min(left, deadline - monotonic())
-                    if left <= 0:
-                        return False
-                gate.wait(left)
-            return True
+            return self._follow_until(done, refs, deadline, gate, turn)
         finally:
             self._turns.pop(turn, None)
             self._wake_first()
             for ref in refs:
                 ref.unwatch(gate.open)
+
+    def _follow_until(
+        self,
+        done: Callable[[], bool],
+        refs: Sequence[Ref],
+        deadline: float | None,
+        gate: Gate,
+        turn: Turn,
+    ) -> bool:
+        for ref in refs:
+            ref.watch(gate.open)
+        while not done():
+            if self._leads(turn):
+                if not self._receive(deadline):
+                    return done()
+                continue
+            left = _FOLLOWER_LOOKS
+            if deadline is not None:
+                left = min(left, deadline - monotonic())
+                if left <= 0:
+                    return False
+            gate.wait(left)
+        return True
 
     def _leads(self, turn: Turn) -> bool:
         """Whether it is this turn's to read.

@@ -1,0 +1,37 @@
+"""What waiting for answers takes: who gets them, and what a follower sleeps on.
+
+Knows nothing of connections; `_client` puts the two together.
+"""
+
+from __future__ import annotations
+
+from _thread import allocate_lock
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Sink(Protocol):
+    """Takes the answers to one id."""
+
+    def deliver(self, flags: int, rank: int, body: Any, buffers: Any) -> bool: ...
+
+    def fail(self, failure: Callable[[], BaseException]) -> None: ...
+
+
+class Gate:
+    """What a follower sleeps on: opened by whoever has news for it."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:
+            pass  # open already
+
+    def wait(self, timeout: float) -> None:
+        self._lock.acquire(True, timeout)
