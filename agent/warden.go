@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/process"
@@ -57,6 +58,7 @@ func Warden() int {
 		return 1
 	}
 	parent := os.Getppid()
+	head, headErr := process.NewWatch(parent)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
@@ -86,16 +88,39 @@ func Warden() int {
 		fmt.Fprintln(os.Stderr, "muster warden:", err)
 	}
 	// An agent that was killed removed nothing. The folder is the head's while
-	// there is one.
+	// there is one; a head that was killed with its agent may take a moment to go.
 	_ = os.Remove(socketPath(join))
-	if os.Getppid() != parent {
+	exit := agent.Exit()
+	if headErr == nil && exit.Signal != "" {
+		select {
+		case <-head.Done():
+		case <-time.After(headBound):
+		}
+	}
+	if os.Getppid() != parent || gone(head, headErr) {
 		removeDir(join)
 	}
-	exit := agent.Exit()
 	if exit.Signal != "" { // else it has told by itself
 		fmt.Fprintf(os.Stderr, "muster warden: the agent of node %s ended: %v\n", join.Name, exit)
 	}
 	return exit.Shell()
+}
+
+// headBound is how long a head may take to be gone that is killed together with
+// its agent.
+const headBound = 250 * time.Millisecond
+
+// gone says that the head ended, although it may not be reaped yet.
+func gone(head *process.Watch, err error) bool {
+	if err != nil {
+		return false
+	}
+	select {
+	case <-head.Done():
+		return true
+	default:
+		return false
+	}
 }
 
 // startAgent runs this program as the agent, told the same that we were.

@@ -102,7 +102,9 @@ func pause(ctx context.Context, changed <-chan struct{}, held bool) error {
 	return nil
 }
 
-// unknown picks the children of ours that nobody knows, and all below them.
+// unknown picks the children of ours that nobody knows, and all below them. A
+// zombie counts until it is reaped: its first thread may have ended before the
+// others, which then still have its children, and these fall to us only later.
 func (r *Reaper) unknown(entries []Entry) []Entry {
 	self := os.Getpid()
 	r.mu.Lock()
@@ -111,7 +113,7 @@ func (r *Reaper) unknown(entries []Entry) []Entry {
 		return nil // one that is being forked might be among them
 	}
 	return Below(entries, func(e Entry) bool {
-		return e.Parent == self && r.known[e.Pid] == nil && !e.Gone()
+		return e.Parent == self && r.known[e.Pid] == nil
 	})
 }
 
