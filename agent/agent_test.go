@@ -212,7 +212,7 @@ func (b *bench) workers(n int, does string) *wire.Start {
 
 func (b *bench) start(start *wire.Start) {
 	b.Helper()
-	if err := b.ask("start", start, &wire.Started{}); err != nil {
+	if err := b.ask("start", start, &wire.Empty{}); err != nil {
 		b.Fatal(err)
 	}
 }

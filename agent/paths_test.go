@@ -24,7 +24,7 @@ func TestZygotesThatFail(t *testing.T) {
 		start := b.workers(2, "stubborn wait")
 		start.Runtime.Env["FAKE_DIES"] = how
 		start.Runtime.Dir = t.TempDir() // a key, so a zygote, of its own
-		err := b.ask("start", start, &wire.Started{})
+		err := b.ask("start", start, &wire.Empty{})
 		e := spec.AsError(err)
 		if err == nil || e.Code != c.code || e.Node != "node-1" || e.Worker == "" {
 			t.Errorf("%s: got %+v", how, err)
@@ -51,7 +51,7 @@ func TestZygotesThatFail(t *testing.T) {
 	} {
 		start := b.workers(1, "wait")
 		change(&start.Runtime)
-		if err := b.ask("start", start, &wire.Started{}); err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "node-1") {
+		if err := b.ask("start", start, &wire.Empty{}); err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), "node-1") {
 			t.Errorf("%s: got %v", what, err)
 		}
 	}
@@ -207,12 +207,12 @@ func TestRequestsThatMakeNoSense(t *testing.T) {
 		w.Env = map[string]string{}
 		many.Workers = append(many.Workers, w)
 	}
-	if e := spec.AsError(b.ask("start", many, &wire.Started{})); e.Code != spec.CodeLimit || !strings.Contains(e.Message, "ulimit -n") {
+	if e := spec.AsError(b.ask("start", many, &wire.Empty{})); e.Code != spec.CodeLimit || !strings.Contains(e.Message, "ulimit -n") {
 		t.Errorf("got %v", e)
 	}
 	twice := b.workers(1, "wait")
 	twice.Workers = append(twice.Workers, twice.Workers[0])
-	if err := b.ask("start", twice, &wire.Started{}); err == nil || !strings.Contains(err.Error(), "already") {
+	if err := b.ask("start", twice, &wire.Empty{}); err == nil || !strings.Contains(err.Error(), "already") {
 		t.Errorf("got %v", err)
 	}
 	b.start(b.workers(1, "wait")) // nothing of the above stayed
@@ -238,7 +238,7 @@ func TestStopWhileStarting(t *testing.T) {
 	start := b.workers(2, "wait")
 	start.Runtime.Env["FAKE_LOADS"] = "never"
 	failed := make(chan error, 1)
-	go func() { failed <- b.ask("start", start, &wire.Started{}) }()
+	go func() { failed <- b.ask("start", start, &wire.Empty{}) }()
 	b.untilSaid(0, "loading for ever", 1)
 	if err := b.ask("stop", &wire.Stop{Workers: []uint32{1, 2}, GraceSeconds: 10, Why: "given up"}, &wire.Empty{}); err != nil {
 		t.Fatal(err)

@@ -169,7 +169,7 @@ func (a *agent) register(req *wire.Start) ([]*worker, error) {
 
 // startWorkers gives every worker a process, all at once, or none: when one
 // fails the others are ended, and the error is that of the first to fail.
-func (a *agent) startWorkers(req *wire.Start, workers []*worker) (*wire.Started, error) {
+func (a *agent) startWorkers(req *wire.Start, workers []*worker) (*wire.Empty, error) {
 	failures := make(chan error, len(workers))
 	for _, w := range workers {
 		go func() {
@@ -195,7 +195,7 @@ func (a *agent) startWorkers(req *wire.Start, workers []*worker) (*wire.Started,
 		_ = waitGone(workers, 0)
 		return nil, first
 	}
-	return &wire.Started{}, nil
+	return &wire.Empty{}, nil
 }
 
 // abandon forgets a worker that got no process.

@@ -14,7 +14,7 @@ func scripted(t *testing.T, initCode string) Machine {
 	t.Helper()
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("there is no python3 to run nvml.py")
+		t.Skip("needs python: there is no python3 to run nvml.py")
 	}
 	m := machine(driver, nil, nil)
 	m.Run = func(ctx context.Context, name string, args ...string) ([]byte, error) {

@@ -158,7 +158,7 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	var all sync.WaitGroup
 	for n, s := range starts {
 		all.Go(func() {
-			if err := n.ask(ctx, "start", s, &wire.Started{}); err != nil && ctx.Err() == nil {
+			if err := n.ask(ctx, "start", s, &wire.Empty{}); err != nil && ctx.Err() == nil {
 				h.mu.Lock()
 				e := *spec.AsError(err)
 				e.Cluster = cl.Name

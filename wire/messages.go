@@ -216,7 +216,7 @@ type Warm struct {
 	Runtime spec.Runtime `msg:"runtime"`
 }
 
-// Start (verb start) is answered by Started when every worker has a process.
+// Start (verb start) is answered by Empty when every worker has a process.
 type Start struct {
 	Cluster string        `msg:"cluster"`
 	Number  uint32        `msg:"number"`
@@ -251,11 +251,6 @@ type WorkerStart struct {
 	Token  string            `msg:"token"`
 	Env    map[string]string `msg:"env"` // complete but for the controller's own
 	Info   spec.RankInfo     `msg:"info"`
-}
-
-// Started answers Start.
-type Started struct {
-	Pids map[uint32]int `msg:"pids"` // not used by Python; keys are numbers
 }
 
 // Stop (verb stop) is answered when every named worker, what it started, and

@@ -259,11 +259,9 @@ func (a *Agent) request(verb string, body []byte) (msgp.Marshaler, error) {
 	return nil, spec.Errorf(spec.CodeProtocol, "an agent knows no request %q", verb)
 }
 
-func (a *Agent) start(req *wire.Start) *wire.Started {
-	started := &wire.Started{Pids: make(map[uint32]int, len(req.Workers))}
+func (a *Agent) start(req *wire.Start) *wire.Empty {
 	for i := range req.Workers {
 		w := &Worker{WorkerStart: req.Workers[i], Setup: req.Setup, agent: a}
-		started.Pids[w.Number] = w.Pid()
 		a.mu.Lock()
 		a.workers[w.Number] = w
 		a.born = append(a.born, w)
@@ -281,7 +279,7 @@ func (a *Agent) start(req *wire.Start) *wire.Started {
 			go w.run()
 		}
 	}
-	return started
+	return &wire.Empty{}
 }
 
 func (a *Agent) stop(req *wire.Stop) {
