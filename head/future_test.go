@@ -76,7 +76,7 @@ func TestFuturesThatFail(t *testing.T) {
 	b, err := r.create(r.owner, r.pool(0, 1), "b", 1)
 	must(t, err)
 	c := r.owner
-	dep := c.send(callee{cluster: a.Number, method: "one"}, args())
+	dep := c.send(callee{cluster: a.Number, method: "one", flags: keep}, args())
 	user := c.send(callee{cluster: b.Number, method: "one", flags: marked}, args(future(dep, -1)))
 	within(t, legs, "leg").Raise(spec.Errorf(spec.CodeUser, "no data"))
 	c.fails(dep, spec.CodeUser, "no data")
