@@ -300,7 +300,9 @@ def test_a_class_without_a_name_travels_by_value() -> None:
     assert isinstance(error, Local) and error.b == 2
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs groups: exception groups are of Python 3.11")
+@pytest.mark.skipif(
+    sys.version_info < (3, 11), reason="needs groups: exception groups are of Python 3.11"
+)
 def test_exception_groups_and_notes() -> None:
     group: Any = getattr(builtins, "ExceptionGroup")  # noqa: B009
 
