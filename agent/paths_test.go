@@ -152,13 +152,13 @@ func TestRelay(t *testing.T) {
 	}
 	b.untilLinks(wire.KindNotice, 2)
 	large := make([]byte, 3<<20)
-	b.conn.Send(wire.Header{Kind: wire.KindLeg, ID: 5, Peer: links[1]}, msgp.AppendString(nil, "one"), [][]byte{large})
+	b.conn.Send(wire.Header{Kind: wire.KindLeg, ID: 5, Peer: links[1]}, msgp.AppendString(nil, "one"), wire.Bytes(large))
 	frame := wire.AppendFrame(nil, wire.Header{Kind: wire.KindLeg, ID: 6}, msgp.AppendString(nil, "all"), nil)
 	list := msgp.AppendUint32(msgp.AppendUint32(msgp.AppendArrayHeader(nil, 2), links[1]), links[2])
-	b.conn.Send(wire.Header{Kind: wire.KindFanout}, list, [][]byte{frame})
+	b.conn.Send(wire.Header{Kind: wire.KindFanout}, list, wire.Bytes(frame))
 	for _, f := range b.untilLinks(wire.KindResult, 3) {
 		switch {
-		case f.ID == 5 && f.Peer == links[1] && len(f.Bufs) == 1 && len(f.Bufs[0]) == len(large):
+		case f.ID == 5 && f.Peer == links[1] && len(f.Bufs) == 1 && len(f.Bufs[0].Data) == len(large):
 		case f.ID == 6 && string(f.Body) == string(msgp.AppendString(nil, "all")):
 		default:
 			t.Errorf("got %+v", f.Header)

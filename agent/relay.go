@@ -147,7 +147,7 @@ func (r *relay) fanout(f wire.Frame) error {
 		return spec.Errorf(spec.CodeProtocol, "a fanout with %d buffers instead of one frame", len(f.Bufs))
 	}
 	own(&f)
-	frame := f.Bufs[0]
+	frame := f.Bufs[0].Data
 	n, body, err := msgp.ReadArrayHeaderBytes(f.Body)
 	for ; err == nil && n > 0; n-- {
 		var number uint32

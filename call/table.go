@@ -28,7 +28,7 @@ func (s State) String() string {
 // Result is a leg's value, or its error.
 type Result struct {
 	Body []byte
-	Bufs [][]byte
+	Bufs any // the head's own: the buffers of the frame it came in
 	Err  *spec.Error
 }
 

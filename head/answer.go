@@ -94,6 +94,12 @@ func (h *Head) reportedLocked(w *worker, id call.ID, body []byte) ([]byte, error
 	return rest, nil
 }
 
+// bufsOf are the buffers of a result.
+func bufsOf(r *call.Result) []wire.Buf {
+	bufs, _ := r.Bufs.([]wire.Buf)
+	return bufs
+}
+
 // answerLocked gives a caller what it waits for.
 func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 	c := op.Call
@@ -136,12 +142,12 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 	if op.Do == call.AnswerLeg {
 		r := c.Legs[op.Leg].Result
-		return wire.Value{Raw: r.Body, Bufs: r.Bufs}, nil
+		return wire.Value{Raw: r.Body, Bufs: bufsOf(&r)}, nil
 	}
 	collect := &p.plan.Collect
 	value := func(leg int) wire.Value {
 		r := &c.Legs[leg].Result
-		return wire.Value{Raw: r.Body, Bufs: r.Bufs}
+		return wire.Value{Raw: r.Body, Bufs: bufsOf(r)}
 	}
 	if collect.Join == dispatch.JoinOne {
 		return value(c.LegOfRank(collect.Rank)), nil

@@ -161,7 +161,7 @@ func TestBytesSurviveTheNextFrame(t *testing.T) {
 				leg.Return([]byte{0xc0})
 				return
 			}
-			leg.Return(p.Args[0].Raw, leg.Bufs...)
+			leg.ReturnValue(wire.Value{Raw: p.Args[0].Raw, Bufs: leg.Bufs})
 		}}})
 		info, err := r.create(r.owner, r.pool(0, 2), "a", 4)
 		must(t, err)
@@ -207,7 +207,7 @@ func TestBytesSurviveTheNextFrame(t *testing.T) {
 			}
 			found := bytes.Count(f.Body, bytes.Repeat([]byte{s.fill}, s.size))
 			for _, b := range f.Bufs {
-				found += bytes.Count(b, bytes.Repeat([]byte{s.fill}, s.size))
+				found += bytes.Count(b.Data, bytes.Repeat([]byte{s.fill}, s.size))
 			}
 			if found != copies {
 				t.Errorf("%d bytes of %d: %d copies instead of %d", s.size, s.fill, found, copies)

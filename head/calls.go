@@ -20,7 +20,7 @@ type pending struct {
 	parent  uint64
 
 	payload []byte // as it came; kept only until the legs are sent
-	bufs    [][]byte
+	bufs    []wire.Buf
 	args    wire.Payload // the same, taken apart; only where the head must read it
 	plan    dispatch.Plan
 	parts   []wire.Value // nil: every rank gets the payload as it came
@@ -183,7 +183,7 @@ func (c *caller) failLocked(id uint64, e *spec.Error, b *batch) {
 }
 
 // answerLocked queues an Answer and counts it.
-func (c *caller) answerLocked(hd wire.Header, body []byte, bufs [][]byte, b *batch) {
+func (c *caller) answerLocked(hd wire.Header, body []byte, bufs []wire.Buf, b *batch) {
 	c.answers++
 	b.queue(c.port, hd, nil, body, bufs)
 }

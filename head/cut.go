@@ -124,7 +124,7 @@ func (p *pending) splice(t *call.Table, c *call.Call) *spec.Error {
 		if from.Err != nil {
 			return from.Err
 		}
-		if err := p.args.Splice(i, from.Body, from.Bufs); err != nil {
+		if err := p.args.Splice(i, from.Body, bufsOf(from)); err != nil {
 			return spec.AsError(err)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 // port is where frames for one worker, controller or listener go: a connection
 // of its own, or a link through an agent.
 type port interface {
-	Queue(h wire.Header, prefix, body []byte, bufs [][]byte)
+	Queue(h wire.Header, prefix, body []byte, bufs []wire.Buf)
 	Flush()
 	Pending() int
 	WaitBelow(n int)
@@ -23,7 +23,7 @@ type link struct {
 	node *node
 }
 
-func (l *link) Queue(h wire.Header, prefix, body []byte, bufs [][]byte) {
+func (l *link) Queue(h wire.Header, prefix, body []byte, bufs []wire.Buf) {
 	h.Peer = l.peer
 	l.conn.Queue(h, prefix, body, bufs)
 }
@@ -72,7 +72,7 @@ func (b *batch) unlock(h *Head) {
 	}
 }
 
-func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs [][]byte) {
+func (b *batch) queue(p port, h wire.Header, prefix, body []byte, bufs []wire.Buf) {
 	p.Queue(h, prefix, body, bufs)
 	b.touch(p)
 	if p.Pending() > maxBacklog {
@@ -99,13 +99,13 @@ func (b *batch) flush() {
 }
 
 // wholeFrame is a frame as it lies on the wire, for Fanout to carry.
-func wholeFrame(h wire.Header, prefix, body []byte, bufs [][]byte) []byte {
+func wholeFrame(h wire.Header, prefix, body []byte, bufs []wire.Buf) []byte {
 	size := wire.Size(prefix, body, bufs)
 	frame := make([]byte, 0, size+32)
 	frame = wire.AppendHeader(frame, h, size, bufs)
 	frame = append(append(frame, prefix...), body...)
-	for _, b := range bufs {
-		frame = append(frame, b...)
+	for i := range bufs {
+		frame = append(frame, bufs[i].Data...)
 	}
 	return frame
 }

@@ -306,7 +306,7 @@ func (c *controller) send(to callee, payload []byte, bufs ...[]byte) uint64 {
 	if c.silent.Load() {
 		h.Ack = 0
 	}
-	c.conn.Send(h, append(to.route(), payload...), bufs)
+	c.conn.Send(h, append(to.route(), payload...), wire.Bytes(bufs...))
 	return id
 }
 

@@ -60,14 +60,14 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 		cast[mute/wire.FlagMute] = append(cast[mute/wire.FlagMute], l.peer)
 	}
 	for k, flags := range [...]wire.Flags{wire.FlagCast, wire.FlagCast | wire.FlagMute} {
-		var frame [][]byte // one for all agents: it may be large
+		var frame []wire.Buf // one for all agents: it may be large
 		for _, n := range nodes {
 			if len(n.cast[k]) == 0 {
 				continue
 			}
 			if frame == nil {
 				head.Flags = flags
-				frame = [][]byte{wholeFrame(head, b.scratch, v.Raw, v.Bufs)}
+				frame = wire.Bytes(wholeFrame(head, b.scratch, v.Raw, v.Bufs))
 			}
 			b.queue(n.conn, wire.Header{Kind: wire.KindFanout}, nil, appendPeers(nil, n.cast[k]), frame)
 			n.cast[k] = n.cast[k][:0]
@@ -98,7 +98,7 @@ func (cl *cluster) broadcastLocked(head wire.Header, v wire.Value, b *batch) {
 	if len(cl.fans) == 0 {
 		return
 	}
-	frame := [][]byte{wholeFrame(head, b.scratch, v.Raw, v.Bufs)}
+	frame := wire.Bytes(wholeFrame(head, b.scratch, v.Raw, v.Bufs))
 	for _, to := range cl.fans {
 		b.queue(to.conn, wire.Header{Kind: wire.KindFanout}, nil, to.peers, frame)
 	}

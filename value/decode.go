@@ -14,7 +14,7 @@ import (
 // Decode reads the one value of raw, whose frame has bufs, into what into
 // points to. Large bytes and the data of arrays are the buffers themselves, not
 // copies; all else is copied.
-func Decode(raw []byte, bufs [][]byte, into any) error {
+func Decode(raw []byte, bufs []wire.Buf, into any) error {
 	target := reflect.ValueOf(into)
 	if target.Kind() != reflect.Pointer || target.IsNil() {
 		return spec.Errorf(spec.CodeType, "a value is read into a pointer, not into a %T", into)
@@ -23,7 +23,7 @@ func Decode(raw []byte, bufs [][]byte, into any) error {
 }
 
 // DecodeInto is Decode for a settable reflect.Value.
-func DecodeInto(raw []byte, bufs [][]byte, target reflect.Value) error {
+func DecodeInto(raw []byte, bufs []wire.Buf, target reflect.Value) error {
 	d := decoder{bufs: bufs}
 	rest, err := d.value(raw, target)
 	if err == nil && len(rest) > 0 {
@@ -33,7 +33,7 @@ func DecodeInto(raw []byte, bufs [][]byte, target reflect.Value) error {
 }
 
 type decoder struct {
-	bufs    [][]byte
+	bufs    []wire.Buf
 	records records
 	depth   int
 }
@@ -260,7 +260,10 @@ func (d *decoder) buffer(it item) (buf, rest []byte, err error) {
 	if first >= uint64(len(d.bufs)) {
 		return nil, nil, spec.Errorf(spec.CodeProtocol, "a malformed value: it names buffer %d of a frame that has %d", first, len(d.bufs))
 	}
-	return d.bufs[first], it.data[8:], nil
+	if d.bufs[first].Object != 0 {
+		return nil, nil, spec.Errorf(spec.CodeInternal, "a value whose bytes are in a store, and were not fetched")
+	}
+	return d.bufs[first].Data, it.data[8:], nil
 }
 
 func (d *decoder) array(it item) (Array, error) {

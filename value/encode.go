@@ -122,7 +122,7 @@ func (e *encoder) buffered(code int8, meta, data []byte) {
 	body := binary.LittleEndian.AppendUint32(nil, uint32(len(e.out.Bufs))) //nolint:gosec // CheckSize bounds it
 	body = binary.LittleEndian.AppendUint32(body, 1)
 	e.extension(code, append(body, meta...))
-	e.out.Bufs = append(e.out.Bufs, data)
+	e.out.Bufs = append(e.out.Bufs, wire.Buf{Data: data})
 }
 
 func (e *encoder) extension(code int8, body []byte) {

@@ -41,7 +41,7 @@ type Raw struct {
 
 // RawOf is the value that raw encodes, with the buffers of its frame. It keeps
 // both, so they must not change any more.
-func RawOf(raw []byte, bufs [][]byte) Raw { return Raw{wire.Value{Raw: raw, Bufs: bufs}} }
+func RawOf(raw []byte, bufs []wire.Buf) Raw { return Raw{wire.Value{Raw: raw, Bufs: bufs}} }
 
 // Decode reads the value into what into points to.
 func (r Raw) Decode(into any) error {

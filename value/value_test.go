@@ -98,10 +98,10 @@ func TestGoldenValuesAreRead(t *testing.T) {
 	unreadable := []string{"dict", "structured", "pickle", "per rank", "broadcast", "future", "future of a rank"}
 	for _, v := range golden.Values {
 		body, _ := hex.DecodeString(v.BodyHex)
-		var bufs [][]byte
+		var bufs []wire.Buf
 		for _, text := range v.BufsHex {
 			buf, _ := hex.DecodeString(text)
-			bufs = append(bufs, buf)
+			bufs = append(bufs, wire.Buf{Data: buf})
 		}
 		var got any
 		err := Decode(body, bufs, &got)
@@ -238,7 +238,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte("\x93\x01\xa1x\xc0"))
 	f.Add([]byte("\xc7\x05\x04\x93\xa1m\xa1C"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		bufs := [][]byte{{1, 2, 3, 4}}
+		bufs := wire.Bytes([]byte{1, 2, 3, 4})
 		var v any
 		if Decode(raw, bufs, &v) == nil {
 			var out wire.Value

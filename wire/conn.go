@@ -204,15 +204,15 @@ func (c *Conn) readLarge(h rawHeader) (Frame, error) {
 // Queue appends a frame to what the next Flush writes; its body is prefix and
 // body one after the other. Parts of 16 KiB and more are referenced, not copied,
 // and must not change any more. Sizes must have passed CheckSize.
-func (c *Conn) Queue(h Header, prefix, body []byte, bufs [][]byte) {
+func (c *Conn) Queue(h Header, prefix, body []byte, bufs []Buf) {
 	size := Size(prefix, body, bufs)
 	c.pending.Add(int64(size + headerSize))
 	c.mu.Lock()
 	c.out = AppendHeader(c.out, h, size, bufs)
 	c.add(prefix)
 	c.add(body)
-	for _, b := range bufs {
-		c.add(b)
+	for i := range bufs {
+		c.add(bufs[i].Data)
 	}
 	c.mu.Unlock()
 }
@@ -238,7 +238,7 @@ func (c *Conn) add(b []byte) {
 }
 
 // Send queues a frame and flushes.
-func (c *Conn) Send(h Header, body []byte, bufs [][]byte) {
+func (c *Conn) Send(h Header, body []byte, bufs []Buf) {
 	c.Queue(h, nil, body, bufs)
 	c.Flush()
 }

@@ -49,7 +49,7 @@ func TestFramesOfAllSizes(t *testing.T) {
 	go func() {
 		for i, n := range sizes {
 			body := bytes.Repeat([]byte{byte(i)}, n)
-			a.Queue(Header{Kind: KindCall, Flags: FlagCast, ID: uint64(i), Peer: 7, Ack: 9}, body[:n/2], body[n/2:], [][]byte{{1, 2, 3}, body, {}})
+			a.Queue(Header{Kind: KindCall, Flags: FlagCast, ID: uint64(i), Peer: 7, Ack: 9}, body[:n/2], body[n/2:], Bytes([]byte{1, 2, 3}, body, []byte{}))
 			a.Flush()
 		}
 	}()
@@ -63,7 +63,7 @@ func TestFramesOfAllSizes(t *testing.T) {
 		}
 		want := bytes.Repeat([]byte{byte(i)}, n)
 		f.Keep()
-		if !bytes.Equal(f.Body, want) || len(f.Bufs) != 3 || !bytes.Equal(f.Bufs[1], want) || len(f.Bufs[2]) != 0 {
+		if !bytes.Equal(f.Body, want) || len(f.Bufs) != 3 || !bytes.Equal(f.Bufs[1].Data, want) || len(f.Bufs[2].Data) != 0 {
 			t.Fatalf("frame %d of %d bytes came different", i, n)
 		}
 	}
@@ -214,7 +214,7 @@ func (h *Hello) must(t *testing.T) []byte {
 // what it accepts comes out the same when it is put together again.
 func FuzzFrame(f *testing.F) {
 	f.Add(AppendFrame(nil, Header{Kind: KindCall, ID: 1}, []byte{0xc0}, nil))
-	f.Add(AppendFrame(nil, Header{Kind: KindAnswer, Flags: FlagError}, []byte{0x80}, [][]byte{{1}, {}, {2, 3}}))
+	f.Add(AppendFrame(nil, Header{Kind: KindAnswer, Flags: FlagError}, []byte{0x80}, Bytes([]byte{1}, nil, []byte{2, 3})))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		frame, err := ParseFrame(b)
 		if err != nil {

@@ -65,7 +65,7 @@ type Header struct {
 type Frame struct {
 	Header
 	Body []byte
-	Bufs [][]byte
+	Bufs []Buf
 
 	borrowed bool
 }
@@ -81,19 +81,19 @@ func (f *Frame) Keep() {
 	f.borrowed = false
 	f.Body = bytes.Clone(f.Body)
 	if len(f.Bufs) > 0 {
-		own := make([][]byte, len(f.Bufs))
+		own := make([]Buf, len(f.Bufs))
 		for i, b := range f.Bufs {
-			own[i] = bytes.Clone(b)
+			own[i] = Buf{bytes.Clone(b.Data), b.Object}
 		}
 		f.Bufs = own
 	}
 }
 
 // Size is the number of bytes that the frame takes after its header.
-func Size(prefix, body []byte, bufs [][]byte) int {
+func Size(prefix, body []byte, bufs []Buf) int {
 	n := len(prefix) + len(body) + 8*len(bufs)
-	for _, b := range bufs {
-		n += len(b)
+	for i := range bufs {
+		n += len(bufs[i].Data)
 	}
 	return n
 }
@@ -111,25 +111,25 @@ func CheckSize(n, nbuf int) error {
 }
 
 // AppendHeader appends the header and the buffer table of a frame.
-func AppendHeader(dst []byte, h Header, size int, bufs [][]byte) []byte {
+func AppendHeader(dst []byte, h Header, size int, bufs []Buf) []byte {
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(size)) //nolint:gosec // checked against MaxFrame
 	dst = append(dst, byte(h.Kind), byte(h.Flags))
 	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(bufs))) //nolint:gosec // checked by CheckSize
 	dst = binary.LittleEndian.AppendUint64(dst, h.ID)
 	dst = binary.LittleEndian.AppendUint32(dst, h.Peer)
 	dst = binary.LittleEndian.AppendUint32(dst, h.Ack)
-	for _, b := range bufs {
-		dst = binary.LittleEndian.AppendUint64(dst, uint64(len(b)))
+	for i := range bufs {
+		dst = binary.LittleEndian.AppendUint64(dst, bufs[i].entry())
 	}
 	return dst
 }
 
 // AppendFrame appends a whole frame.
-func AppendFrame(dst []byte, h Header, body []byte, bufs [][]byte) []byte {
+func AppendFrame(dst []byte, h Header, body []byte, bufs []Buf) []byte {
 	dst = AppendHeader(dst, h, Size(nil, body, bufs), bufs)
 	dst = append(dst, body...)
-	for _, b := range bufs {
-		dst = append(dst, b...)
+	for i := range bufs {
+		dst = append(dst, bufs[i].Data...)
 	}
 	return dst
 }
@@ -183,17 +183,24 @@ func (h rawHeader) split(rest []byte) (Frame, error) {
 	table, rest := rest[:8*h.nbuf], rest[8*h.nbuf:]
 	total := uint64(0)
 	for i := range h.nbuf {
-		n := binary.LittleEndian.Uint64(table[8*i:])
+		n := binary.LittleEndian.Uint64(table[8*i:]) &^ refBit
 		if n > uint64(len(rest)) || total+n > uint64(len(rest)) {
 			return f, spec.Errorf(spec.CodeProtocol, "the buffers of a frame are longer than the frame (%d bytes)", h.length)
 		}
 		total += n
 	}
 	f.Body, rest = rest[:uint64(len(rest))-total], rest[uint64(len(rest))-total:]
-	f.Bufs = make([][]byte, h.nbuf)
+	f.Bufs = make([]Buf, h.nbuf)
 	for i := range h.nbuf {
-		n := binary.LittleEndian.Uint64(table[8*i:])
-		f.Bufs[i], rest = rest[:n:n], rest[n:]
+		entry := binary.LittleEndian.Uint64(table[8*i:])
+		n := entry &^ refBit
+		b := &f.Bufs[i]
+		b.Data, rest = rest[:n:n], rest[n:]
+		if entry&refBit != 0 {
+			if err := b.check(); err != nil {
+				return f, err
+			}
+		}
 	}
 	return f, nil
 }

@@ -66,10 +66,10 @@ func readGolden(t *testing.T) golden {
 	return g
 }
 
-func unhex(bufs []hexBytes) [][]byte {
-	var out [][]byte
+func unhex(bufs []hexBytes) []Buf {
+	var out []Buf
 	for _, b := range bufs {
-		out = append(out, b)
+		out = append(out, Buf{Data: b})
 	}
 	return out
 }
@@ -91,8 +91,8 @@ func TestGoldenFrames(t *testing.T) {
 			continue
 		}
 		for i := range f.Bufs {
-			if !bytes.Equal(f.Bufs[i], v.Bufs[i]) {
-				t.Errorf("%s: buffer %d is %x", v.Name, i, f.Bufs[i])
+			if !bytes.Equal(f.Bufs[i].Data, v.Bufs[i]) {
+				t.Errorf("%s: buffer %d is %x", v.Name, i, f.Bufs[i].Data)
 			}
 		}
 	}

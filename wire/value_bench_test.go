@@ -56,7 +56,7 @@ func BenchmarkChain(b *testing.B) {
 	plain, arrays := make([]Value, 64), make([]Value, 64)
 	for i := range plain {
 		plain[i] = Value{Raw: ints(make([]int, 128)...)}
-		arrays[i] = Value{Raw: listOf(buffered(0, 1, "shape"), buffered(1, 1, "shape")), Bufs: [][]byte{{1}, {2}}}
+		arrays[i] = Value{Raw: listOf(buffered(0, 1, "shape"), buffered(1, 1, "shape")), Bufs: Bytes([]byte{1}, []byte{2})}
 	}
 	for name, parts := range map[string][]Value{"plain": plain, "buffers": arrays} {
 		b.Run(name, func(b *testing.B) {

@@ -13,7 +13,7 @@ import (
 // to be appended to. Bytes are copied in, buffers are shared.
 type Value struct {
 	Raw  []byte
-	Bufs [][]byte
+	Bufs []Buf
 }
 
 // Reset empties v and keeps its memory.
@@ -28,11 +28,11 @@ func (v *Value) Array(n int) { v.Raw = appendArrayHead(v.Raw, n) }
 // Append appends one value that came in a frame with these buffers. Those that
 // it uses are appended to v's, and the value's copy is made to name them. From
 // a frame without buffers it is one plain copy, unread.
-func (v *Value) Append(raw []byte, bufs [][]byte) error { return v.append(raw, 1, bufs) }
+func (v *Value) Append(raw []byte, bufs []Buf) error { return v.append(raw, 1, bufs) }
 
 // append is Append for n values, one after another. After an error v is what
 // it was.
-func (v *Value) append(raw []byte, n int, bufs [][]byte) error {
+func (v *Value) append(raw []byte, n int, bufs []Buf) error {
 	start, had := len(v.Raw), len(v.Bufs)
 	v.Raw = append(v.Raw, raw...)
 	if len(bufs) == 0 {

@@ -118,23 +118,23 @@ func cutAndChain(t *testing.T, p *Payload, i, parts int) {
 // numbered in order.
 func FuzzRenumber(f *testing.F) {
 	seedValues(f)
-	src := [][]byte{[]byte("a"), []byte("b"), []byte("c"), []byte("d")}
+	src := Bytes([]byte("a"), []byte("b"), []byte("c"), []byte("d"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		v := Value{Bufs: [][]byte{[]byte("before")}}
+		v := Value{Bufs: Bytes([]byte("before"))}
 		if v.Append(b, src) != nil {
 			if len(v.Raw) != 0 || len(v.Bufs) != 1 {
 				t.Fatal("a refused value left something behind")
 			}
 			return
 		}
-		named := func(b []byte, bufs [][]byte) (names []string, inOrder bool) {
+		named := func(b []byte, bufs []Buf) (names []string, inOrder bool) {
 			inOrder = true
 			next := uint32(0)
 			if err := Buffers(b, func(_ int, first, n uint32) error {
 				inOrder = inOrder && first == next
 				next = first + n
 				for _, buf := range bufs[first : first+n] {
-					names = append(names, string(buf))
+					names = append(names, string(buf.Data))
 				}
 				return nil
 			}); err != nil {

@@ -22,9 +22,9 @@ const (
 // Arg is one argument of a payload: where it lies, not what it holds.
 type Arg struct {
 	Kind ArgKind
-	Len  int      // elements of a list, tuple or PerRank
-	Raw  []byte   // the value, mark included
-	Bufs [][]byte // of the frame it came in
+	Len  int    // elements of a list, tuple or PerRank
+	Raw  []byte // the value, mark included
+	Bufs []Buf  // of the frame it came in
 
 	key      []byte // its keyword, encoded; nil for a positional one
 	name     []byte // the same, its text alone
@@ -55,14 +55,14 @@ type Payload struct {
 const maxArgs = 1 << 16
 
 // ParsePayload takes apart `[[arg, …], {name: arg, …}]`, whose buffers are bufs.
-func ParsePayload(b []byte, bufs [][]byte) (Payload, error) {
+func ParsePayload(b []byte, bufs []Buf) (Payload, error) {
 	var p Payload
 	err := p.Parse(b, bufs)
 	return p, err
 }
 
 // Parse is ParsePayload into p, whose memory is used again.
-func (p *Payload) Parse(b []byte, bufs [][]byte) error {
+func (p *Payload) Parse(b []byte, bufs []Buf) error {
 	p.Args, p.Positional = p.Args[:0], 0
 	h, err := readHead(b, 0)
 	if err != nil {
@@ -113,7 +113,7 @@ func (p *Payload) Parse(b []byte, bufs [][]byte) error {
 }
 
 // arg parses the value at b[i] as the next argument and returns where it ends.
-func (p *Payload) arg(b []byte, i int, bufs [][]byte) (int, error) {
+func (p *Payload) arg(b []byte, i int, bufs []Buf) (int, error) {
 	end, err := skipValues(b, i, 1, MaxDepth)
 	if err != nil {
 		return 0, err
@@ -131,7 +131,7 @@ func (p *Payload) arg(b []byte, i int, bufs [][]byte) (int, error) {
 }
 
 // parse makes a the argument of value raw.
-func (a *Arg) parse(raw []byte, bufs [][]byte) error {
+func (a *Arg) parse(raw []byte, bufs []Buf) error {
 	*a = Arg{Raw: raw, Bufs: bufs, body: raw, elements: elements{marks: a.elements.marks[:0]}}
 	h, err := readHead(raw, 0)
 	if err != nil {
@@ -178,7 +178,7 @@ func (a *Arg) parse(raw []byte, bufs [][]byte) error {
 
 // Splice puts value, with the buffers of its own frame, in the place of
 // argument i: the result of the call that a future stood for.
-func (p *Payload) Splice(i int, value []byte, bufs [][]byte) error {
+func (p *Payload) Splice(i int, value []byte, bufs []Buf) error {
 	a := &p.Args[i]
 	key, name := a.key, a.name
 	end, err := skipValues(value, 0, 1, MaxDepth)

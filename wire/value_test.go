@@ -202,18 +202,26 @@ func TestCut(t *testing.T) {
 	}
 }
 
+func joined(bufs []Buf) string {
+	var all []string
+	for i := range bufs {
+		all = append(all, string(bufs[i].Data))
+	}
+	return strings.Join(all, ",")
+}
+
 func TestAppendMovesBuffers(t *testing.T) {
-	src := [][]byte{[]byte("zero"), []byte("one"), []byte("two"), []byte("three")}
+	src := Bytes([]byte("zero"), []byte("one"), []byte("two"), []byte("three"))
 	// The second value's buffers come first in the frame, and lie deep inside.
 	a := listOf(buffered(2, 2, "p"), str("x"), buffered(0, 0, ""))
 	b := mapOf(str("k"), tupleOf(ext(2, listOf(buffered(0, 1, "q"))), buffered(1, 1, "r")))
-	v := Value{Bufs: [][]byte{[]byte("there before")}}
+	v := Value{Bufs: Bytes([]byte("there before"))}
 	for _, raw := range [][]byte{b, a} {
 		if err := v.Append(raw, src); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := string(bytes.Join(v.Bufs, []byte(","))); got != "there before,zero,one,two,three" {
+	if got := joined(v.Bufs); got != "there before,zero,one,two,three" {
 		t.Fatalf("buffers are %s", got)
 	}
 	want := append(mapOf(str("k"), tupleOf(ext(2, listOf(buffered(1, 1, "q"))), buffered(2, 1, "r"))), listOf(buffered(3, 2, "p"), str("x"), buffered(5, 0, ""))...)
@@ -223,7 +231,7 @@ func TestAppendMovesBuffers(t *testing.T) {
 }
 
 func TestAppendRefuses(t *testing.T) {
-	src := [][]byte{{1}, {2}}
+	src := Bytes([]byte{1}, []byte{2})
 	for name, raw := range map[string][]byte{
 		"beyond":       buffered(1, 2, ""),
 		"overflow":     buffered(0xffffffff, 0xffffffff, ""),
@@ -233,13 +241,13 @@ func TestAppendRefuses(t *testing.T) {
 		"truncated":    {0x92, 0xc0},
 		"two values":   {1, 2},
 	} {
-		v := Value{Raw: []byte("kept"), Bufs: [][]byte{{9}}}
+		v := Value{Raw: []byte("kept"), Bufs: Bytes([]byte{9})}
 		err := v.Append(raw, src)
 		if !errors.Is(err, &spec.Error{Code: spec.CodeProtocol}) || string(v.Raw) != "kept" || len(v.Bufs) != 1 {
 			t.Errorf("%s: error %v, value %q with %d buffers", name, err, v.Raw, len(v.Bufs))
 		}
 	}
-	v := Value{Bufs: make([][]byte, 0xffff)}
+	v := Value{Bufs: make([]Buf, 0xffff)}
 	wantCode(t, v.Append(buffered(0, 1, ""), src), spec.CodeTooLarge)
 	wantCode(t, (&Value{}).Append(bytes.Repeat([]byte{0xd4, 1}, 2), src), spec.CodeProtocol)
 	deep := []byte{0xc0}
@@ -250,9 +258,9 @@ func TestAppendRefuses(t *testing.T) {
 }
 
 func TestChainAndList(t *testing.T) {
-	one := Value{Raw: listOf(str("a"), buffered(0, 1, "")), Bufs: [][]byte{[]byte("first")}}
+	one := Value{Raw: listOf(str("a"), buffered(0, 1, "")), Bufs: Bytes([]byte("first"))}
 	two := Value{Raw: listOf()}
-	three := Value{Raw: listOf(buffered(0, 1, ""), ints(1)), Bufs: [][]byte{[]byte("second")}}
+	three := Value{Raw: listOf(buffered(0, 1, ""), ints(1)), Bufs: Bytes([]byte("second"))}
 	var v Value
 	ok, err := v.Chain([]Value{one, two, three})
 	if err != nil || !ok {
@@ -277,19 +285,19 @@ func TestChainAndList(t *testing.T) {
 	v.Reset()
 	_, err = v.Chain([]Value{one, {}})
 	wantCode(t, err, spec.CodeProtocol)
-	_, err = v.Chain([]Value{one, {Raw: listOf(buffered(1, 1, "")), Bufs: [][]byte{{1}}}})
+	_, err = v.Chain([]Value{one, {Raw: listOf(buffered(1, 1, "")), Bufs: Bytes([]byte{1})}})
 	if wantCode(t, err, spec.CodeProtocol); len(v.Raw) != 0 || len(v.Bufs) != 0 {
 		t.Fatalf("a failed chain left % x", v.Raw)
 	}
 }
 
 func TestSplice(t *testing.T) {
-	p, err := ParsePayload(payload([][]byte{buffered(0, 1, "own")}, str("rows"), future(5, -1)), [][]byte{[]byte("own")})
+	p, err := ParsePayload(payload([][]byte{buffered(0, 1, "own")}, str("rows"), future(5, -1)), Bytes([]byte("own")))
 	if err != nil {
 		t.Fatal(err)
 	}
 	result := listOf(buffered(0, 1, "x"), buffered(1, 1, "y"))
-	if err := p.Splice(1, result, [][]byte{[]byte("bx"), []byte("by")}); err != nil {
+	if err := p.Splice(1, result, Bytes([]byte("bx"), []byte("by"))); err != nil {
 		t.Fatal(err)
 	}
 	if a := &p.Args[1]; a.Kind != ArgList || a.Len != 2 || a.Name() != "rows" || p.Futures() != 0 {
@@ -302,7 +310,7 @@ func TestSplice(t *testing.T) {
 	}
 	p.Close(&v)
 	want := payload([][]byte{buffered(0, 1, "own")}, str("rows"), listOf(buffered(1, 1, "y")))
-	if got := string(bytes.Join(v.Bufs, []byte(","))); !bytes.Equal(v.Raw, want) || got != "own,by" {
+	if got := joined(v.Bufs); !bytes.Equal(v.Raw, want) || got != "own,by" {
 		t.Fatalf("% x with buffers %s, want % x", v.Raw, got, want)
 	}
 	wantCode(t, p.Splice(1, ext(extBroadcast, ints(1)), nil), spec.CodeInvalid)

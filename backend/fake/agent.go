@@ -78,7 +78,7 @@ func (a *Agent) Send(h wire.Header, body []byte, bufs ...[]byte) {
 	a.mu.Lock()
 	conn := a.conn
 	a.mu.Unlock()
-	conn.Send(h, body, bufs)
+	conn.Send(h, body, wire.Bytes(bufs...))
 }
 
 // Live is how many workers the agent has.
@@ -175,7 +175,7 @@ func (a *Agent) fanout(f *wire.Frame) {
 	if err != nil || len(f.Bufs) != 1 {
 		panic(fmt.Sprintf("a fanout that cannot be read: %v, %d buffers", err, len(f.Bufs)))
 	}
-	in, err := wire.ParseFrame(f.Bufs[0])
+	in, err := wire.ParseFrame(f.Bufs[0].Data)
 	if err != nil {
 		panic(err)
 	}

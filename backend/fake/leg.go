@@ -19,7 +19,7 @@ type Leg struct {
 	Method  string
 	Parent  uint64
 	Payload []byte // [[arg, …], {name: arg, …}]; shared by the legs of a cast
-	Bufs    [][]byte
+	Bufs    []wire.Buf
 	Cast    bool // came with the same bytes for every rank
 }
 
@@ -41,14 +41,19 @@ func readLeg(f *wire.Frame) (Leg, error) {
 	}
 	leg.Payload = bytes.Clone(b)
 	for _, buf := range f.Bufs {
-		leg.Bufs = append(leg.Bufs, bytes.Clone(buf))
+		leg.Bufs = append(leg.Bufs, wire.Buf{Data: bytes.Clone(buf.Data), Object: buf.Object})
 	}
 	return leg, nil
 }
 
 // Return answers with a value, which must not change any more.
 func (l *Leg) Return(value []byte, bufs ...[]byte) {
-	l.answer(wire.Header{Kind: wire.KindResult, ID: l.Call}, value, bufs)
+	l.answer(wire.Header{Kind: wire.KindResult, ID: l.Call}, value, wire.Bytes(bufs...))
+}
+
+// ReturnValue answers with a value whose buffers may be references.
+func (l *Leg) ReturnValue(v wire.Value) {
+	l.answer(wire.Header{Kind: wire.KindResult, ID: l.Call}, v.Raw, v.Bufs)
 }
 
 // Report answers with a value and tells the worker's place, which changed.
@@ -57,7 +62,7 @@ func (l *Leg) Report(info spec.RankInfo, value []byte, bufs ...[]byte) {
 	if err != nil { // no field of it can fail to encode
 		panic(err)
 	}
-	l.answer(wire.Header{Kind: wire.KindResult, Flags: wire.FlagInfo, ID: l.Call}, append(body, value...), bufs)
+	l.answer(wire.Header{Kind: wire.KindResult, Flags: wire.FlagInfo, ID: l.Call}, append(body, value...), wire.Bytes(bufs...))
 }
 
 // Raise answers with an error.
@@ -65,7 +70,7 @@ func (l *Leg) Raise(e *spec.Error) {
 	l.answer(wire.Header{Kind: wire.KindResult, Flags: wire.FlagError, ID: l.Call}, wire.AppendError(nil, e), nil)
 }
 
-func (l *Leg) answer(h wire.Header, body []byte, bufs [][]byte) {
+func (l *Leg) answer(h wire.Header, body []byte, bufs []wire.Buf) {
 	w := l.Worker
 	w.mu.Lock()
 	at := slices.Index(w.legs, l)

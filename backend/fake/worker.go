@@ -154,7 +154,7 @@ func (w *Worker) notify(verb string, m msgp.Marshaler) {
 }
 
 // Send sends a frame on the worker's connection as it is.
-func (w *Worker) Send(h wire.Header, body []byte, bufs ...[]byte) {
+func (w *Worker) Send(h wire.Header, body []byte, bufs ...wire.Buf) {
 	w.mu.Lock()
 	conn := w.conn
 	w.mu.Unlock()
