@@ -98,6 +98,7 @@ const (
 	CodeProtocol   = spec.CodeProtocol   // a malformed frame, a wrong version
 	CodeAuth       = spec.CodeAuth       // a wrong or missing token
 	CodeLimit      = spec.CodeLimit      // open files, memory, disk
+	CodeStoreFull  = spec.CodeStoreFull  // a node's store has no room
 	CodeInternal   = spec.CodeInternal   // a bug of Muster's own
 )
 

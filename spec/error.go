@@ -29,6 +29,7 @@ const (
 	CodeProtocol   Code = "protocol"    // a malformed frame, a wrong version
 	CodeAuth       Code = "auth"        // a wrong or missing token
 	CodeLimit      Code = "limit"       // open files, memory, disk
+	CodeStoreFull  Code = "store_full"  // a node's store has no room: MemoryError
 	CodeInternal   Code = "internal"    // a bug of ours
 )
 

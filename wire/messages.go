@@ -19,6 +19,8 @@ type Hello struct {
 	// StacksFd is the worker's own number of the descriptor that its stack
 	// dumps go to (role control).
 	StacksFd int `msg:"stacks_fd,omitempty"`
+	// Holder is the process as the head and the stores know it (role store).
+	Holder uint64 `msg:"holder,omitempty"`
 }
 
 // Roles of a Hello.
@@ -29,6 +31,7 @@ const (
 	RoleWorker     = "worker"
 	RoleAgent      = "agent"
 	RoleControl    = "control"
+	RoleStore      = "store"
 )
 
 // Welcome answers Hello.
@@ -40,6 +43,12 @@ type Welcome struct {
 	Address string `msg:"address"`
 	LogDir  string `msg:"log_dir"`
 	Pid     int    `msg:"pid"`
+	// Holder is the number of the process that is welcomed, for leases; the
+	// rest is where stores are, which of them is its own, and what they ask for.
+	Holder     uint64 `msg:"holder,omitempty"`
+	StoreDir   string `msg:"store_dir,omitempty"`
+	StoreNode  int    `msg:"store_node"`
+	StoreToken string `msg:"store_token,omitempty"`
 }
 
 // Empty is the body of answers that say nothing more.
@@ -310,4 +319,58 @@ type Exited struct {
 	Asked  bool     `msg:"asked"` // the head had asked for it
 	Logs   []string `msg:"logs"`
 	Why    string   `msg:"why"`
+}
+
+// Objects (notice objects) tells a store who needs its objects, in the order
+// of effect: Hold those that the head has seen, Drop those that nobody has a
+// handle of any more, and free what holders that are Gone made and never told
+// the head of.
+type Objects struct {
+	Hold []uint64 `msg:"hold"`
+	Drop []uint64 `msg:"drop"`
+	Gone []uint64 `msg:"gone"`
+}
+
+// StoreStatus answers the request store (Empty): all that one store holds.
+type StoreStatus struct {
+	Node       int           `msg:"node"`
+	Budget     uint64        `msg:"budget"`
+	Used       uint64        `msg:"used"`    // bytes of segments with an object in them
+	Pooled     uint64        `msg:"pooled"`  // bytes of segments kept for the next objects
+	Spilled    uint64        `msg:"spilled"` // bytes of objects that lie on disk
+	SpillLimit uint64        `msg:"spill_limit"`
+	SpillDir   string        `msg:"spill_dir"` // "" where nothing can be spilled
+	Objects    []StoreObject `msg:"objects"`   // largest first
+}
+
+// StoreObject is one object of a store.
+type StoreObject struct {
+	Object uint64      `msg:"object"`
+	Bytes  uint64      `msg:"bytes"`
+	State  string      `msg:"state"` // "writing", "sealed", "spilled", "broken"
+	What   string      `msg:"what"`
+	Maker  uint64      `msg:"maker"` // a holder
+	Held   bool        `msg:"held"`  // somebody has a handle, says the head
+	Since  float64     `msg:"since"` // unix seconds
+	Views  []StoreView `msg:"views"`
+}
+
+// StoreView says that a process has an object's bytes in use.
+type StoreView struct {
+	Holder uint64  `msg:"holder"`
+	Count  int     `msg:"count"`
+	Since  float64 `msg:"since"` // unix seconds
+}
+
+// StoreReport answers the head's request store (Empty): the stores of all
+// nodes, and who the holders in them are.
+type StoreReport struct {
+	Nodes   []StoreStatus `msg:"nodes"`
+	Holders []HolderName  `msg:"holders"`
+}
+
+// HolderName names a holder for people: a worker, or a controller's process.
+type HolderName struct {
+	Holder uint64 `msg:"holder"`
+	Name   string `msg:"name"`
 }

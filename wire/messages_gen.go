@@ -940,8 +940,8 @@ func (z *Failed) Msgsize() (s int) {
 func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(11)
-	var zb0001Mask uint16 /* 11 bits */
+	zb0001Len := uint32(12)
+	var zb0001Mask uint16 /* 12 bits */
 	_ = zb0001Mask
 	if z.Worker == 0 {
 		zb0001Len--
@@ -958,6 +958,10 @@ func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.StacksFd == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x400
+	}
+	if z.Holder == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x800
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -1016,6 +1020,11 @@ func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "stacks_fd"
 			o = append(o, 0xa9, 0x73, 0x74, 0x61, 0x63, 0x6b, 0x73, 0x5f, 0x66, 0x64)
 			o = msgp.AppendInt(o, z.StacksFd)
+		}
+		if (zb0001Mask & 0x800) == 0 { // if not omitted
+			// string "holder"
+			o = append(o, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+			o = msgp.AppendUint64(o, z.Holder)
 		}
 	}
 	return
@@ -1116,6 +1125,12 @@ func (z *Hello) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "StacksFd")
 				return
 			}
+		case "holder":
+			z.Holder, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Holder")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1136,7 +1151,7 @@ func (z *Hello) Msgsize() (s int) {
 	} else {
 		s += z.Node.Msgsize()
 	}
-	s += 8 + msgp.StringPrefixSize + len(z.Virtual) + 8 + z.Runtime.Msgsize() + 10 + msgp.IntSize
+	s += 8 + msgp.StringPrefixSize + len(z.Virtual) + 8 + z.Runtime.Msgsize() + 10 + msgp.IntSize + 7 + msgp.Uint64Size
 	return
 }
 
@@ -1198,6 +1213,67 @@ func (z *HoldPorts) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z HoldPorts) Msgsize() (s int) {
 	s = 1 + 8 + msgp.Uint32Size + 6 + msgp.IntSize
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z HolderName) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "holder"
+	o = append(o, 0x82, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+	o = msgp.AppendUint64(o, z.Holder)
+	// string "name"
+	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+	o = msgp.AppendString(o, z.Name)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *HolderName) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "holder":
+			z.Holder, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Holder")
+				return
+			}
+		case "name":
+			z.Name, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Name")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z HolderName) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint64Size + 5 + msgp.StringPrefixSize + len(z.Name)
 	return
 }
 
@@ -1509,6 +1585,124 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *NodeInfo) Msgsize() (s int) {
 	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *Objects) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "hold"
+	o = append(o, 0x83, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Hold)))
+	for za0001 := range z.Hold {
+		o = msgp.AppendUint64(o, z.Hold[za0001])
+	}
+	// string "drop"
+	o = append(o, 0xa4, 0x64, 0x72, 0x6f, 0x70)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Drop)))
+	for za0002 := range z.Drop {
+		o = msgp.AppendUint64(o, z.Drop[za0002])
+	}
+	// string "gone"
+	o = append(o, 0xa4, 0x67, 0x6f, 0x6e, 0x65)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Gone)))
+	for za0003 := range z.Gone {
+		o = msgp.AppendUint64(o, z.Gone[za0003])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "hold":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Hold")
+				return
+			}
+			if cap(z.Hold) >= int(zb0002) {
+				z.Hold = (z.Hold)[:zb0002]
+			} else {
+				z.Hold = make([]uint64, zb0002)
+			}
+			for za0001 := range z.Hold {
+				z.Hold[za0001], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Hold", za0001)
+					return
+				}
+			}
+		case "drop":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Drop")
+				return
+			}
+			if cap(z.Drop) >= int(zb0003) {
+				z.Drop = (z.Drop)[:zb0003]
+			} else {
+				z.Drop = make([]uint64, zb0003)
+			}
+			for za0002 := range z.Drop {
+				z.Drop[za0002], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Drop", za0002)
+					return
+				}
+			}
+		case "gone":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Gone")
+				return
+			}
+			if cap(z.Gone) >= int(zb0004) {
+				z.Gone = (z.Gone)[:zb0004]
+			} else {
+				z.Gone = make([]uint64, zb0004)
+			}
+			for za0003 := range z.Gone {
+				z.Gone[za0003], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Gone", za0003)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Objects) Msgsize() (s int) {
+	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size))
 	return
 }
 
@@ -2781,6 +2975,528 @@ func (z *Stop) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z *StoreObject) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 8
+	// string "object"
+	o = append(o, 0x88, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
+	o = msgp.AppendUint64(o, z.Object)
+	// string "bytes"
+	o = append(o, 0xa5, 0x62, 0x79, 0x74, 0x65, 0x73)
+	o = msgp.AppendUint64(o, z.Bytes)
+	// string "state"
+	o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
+	o = msgp.AppendString(o, z.State)
+	// string "what"
+	o = append(o, 0xa4, 0x77, 0x68, 0x61, 0x74)
+	o = msgp.AppendString(o, z.What)
+	// string "maker"
+	o = append(o, 0xa5, 0x6d, 0x61, 0x6b, 0x65, 0x72)
+	o = msgp.AppendUint64(o, z.Maker)
+	// string "held"
+	o = append(o, 0xa4, 0x68, 0x65, 0x6c, 0x64)
+	o = msgp.AppendBool(o, z.Held)
+	// string "since"
+	o = append(o, 0xa5, 0x73, 0x69, 0x6e, 0x63, 0x65)
+	o = msgp.AppendFloat64(o, z.Since)
+	// string "views"
+	o = append(o, 0xa5, 0x76, 0x69, 0x65, 0x77, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Views)))
+	for za0001 := range z.Views {
+		// map header, size 3
+		// string "holder"
+		o = append(o, 0x83, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+		o = msgp.AppendUint64(o, z.Views[za0001].Holder)
+		// string "count"
+		o = append(o, 0xa5, 0x63, 0x6f, 0x75, 0x6e, 0x74)
+		o = msgp.AppendInt(o, z.Views[za0001].Count)
+		// string "since"
+		o = append(o, 0xa5, 0x73, 0x69, 0x6e, 0x63, 0x65)
+		o = msgp.AppendFloat64(o, z.Views[za0001].Since)
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "object":
+			z.Object, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Object")
+				return
+			}
+		case "bytes":
+			z.Bytes, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Bytes")
+				return
+			}
+		case "state":
+			z.State, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "State")
+				return
+			}
+		case "what":
+			z.What, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "What")
+				return
+			}
+		case "maker":
+			z.Maker, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Maker")
+				return
+			}
+		case "held":
+			z.Held, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Held")
+				return
+			}
+		case "since":
+			z.Since, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Since")
+				return
+			}
+		case "views":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Views")
+				return
+			}
+			if cap(z.Views) >= int(zb0002) {
+				z.Views = (z.Views)[:zb0002]
+			} else {
+				z.Views = make([]StoreView, zb0002)
+			}
+			for za0001 := range z.Views {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadMapHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Views", za0001)
+					return
+				}
+				for zb0003 > 0 {
+					zb0003--
+					field, bts, err = msgp.ReadMapKeyZC(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Views", za0001)
+						return
+					}
+					switch msgp.UnsafeString(field) {
+					case "holder":
+						z.Views[za0001].Holder, bts, err = msgp.ReadUint64Bytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Views", za0001, "Holder")
+							return
+						}
+					case "count":
+						z.Views[za0001].Count, bts, err = msgp.ReadIntBytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Views", za0001, "Count")
+							return
+						}
+					case "since":
+						z.Views[za0001].Since, bts, err = msgp.ReadFloat64Bytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Views", za0001, "Since")
+							return
+						}
+					default:
+						bts, err = msgp.Skip(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Views", za0001)
+							return
+						}
+					}
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *StoreObject) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *StoreReport) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "nodes"
+	o = append(o, 0x82, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Nodes)))
+	for za0001 := range z.Nodes {
+		o, err = z.Nodes[za0001].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Nodes", za0001)
+			return
+		}
+	}
+	// string "holders"
+	o = append(o, 0xa7, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Holders)))
+	for za0002 := range z.Holders {
+		// map header, size 2
+		// string "holder"
+		o = append(o, 0x82, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+		o = msgp.AppendUint64(o, z.Holders[za0002].Holder)
+		// string "name"
+		o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+		o = msgp.AppendString(o, z.Holders[za0002].Name)
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StoreReport) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "nodes":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Nodes")
+				return
+			}
+			if cap(z.Nodes) >= int(zb0002) {
+				z.Nodes = (z.Nodes)[:zb0002]
+			} else {
+				z.Nodes = make([]StoreStatus, zb0002)
+			}
+			for za0001 := range z.Nodes {
+				bts, err = z.Nodes[za0001].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Nodes", za0001)
+					return
+				}
+			}
+		case "holders":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Holders")
+				return
+			}
+			if cap(z.Holders) >= int(zb0003) {
+				z.Holders = (z.Holders)[:zb0003]
+			} else {
+				z.Holders = make([]HolderName, zb0003)
+			}
+			for za0002 := range z.Holders {
+				var zb0004 uint32
+				zb0004, bts, err = msgp.ReadMapHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Holders", za0002)
+					return
+				}
+				for zb0004 > 0 {
+					zb0004--
+					field, bts, err = msgp.ReadMapKeyZC(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Holders", za0002)
+						return
+					}
+					switch msgp.UnsafeString(field) {
+					case "holder":
+						z.Holders[za0002].Holder, bts, err = msgp.ReadUint64Bytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Holders", za0002, "Holder")
+							return
+						}
+					case "name":
+						z.Holders[za0002].Name, bts, err = msgp.ReadStringBytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Holders", za0002, "Name")
+							return
+						}
+					default:
+						bts, err = msgp.Skip(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Holders", za0002)
+							return
+						}
+					}
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *StoreReport) Msgsize() (s int) {
+	s = 1 + 6 + msgp.ArrayHeaderSize
+	for za0001 := range z.Nodes {
+		s += z.Nodes[za0001].Msgsize()
+	}
+	s += 8 + msgp.ArrayHeaderSize
+	for za0002 := range z.Holders {
+		s += 1 + 7 + msgp.Uint64Size + 5 + msgp.StringPrefixSize + len(z.Holders[za0002].Name)
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *StoreStatus) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 8
+	// string "node"
+	o = append(o, 0x88, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+	o = msgp.AppendInt(o, z.Node)
+	// string "budget"
+	o = append(o, 0xa6, 0x62, 0x75, 0x64, 0x67, 0x65, 0x74)
+	o = msgp.AppendUint64(o, z.Budget)
+	// string "used"
+	o = append(o, 0xa4, 0x75, 0x73, 0x65, 0x64)
+	o = msgp.AppendUint64(o, z.Used)
+	// string "pooled"
+	o = append(o, 0xa6, 0x70, 0x6f, 0x6f, 0x6c, 0x65, 0x64)
+	o = msgp.AppendUint64(o, z.Pooled)
+	// string "spilled"
+	o = append(o, 0xa7, 0x73, 0x70, 0x69, 0x6c, 0x6c, 0x65, 0x64)
+	o = msgp.AppendUint64(o, z.Spilled)
+	// string "spill_limit"
+	o = append(o, 0xab, 0x73, 0x70, 0x69, 0x6c, 0x6c, 0x5f, 0x6c, 0x69, 0x6d, 0x69, 0x74)
+	o = msgp.AppendUint64(o, z.SpillLimit)
+	// string "spill_dir"
+	o = append(o, 0xa9, 0x73, 0x70, 0x69, 0x6c, 0x6c, 0x5f, 0x64, 0x69, 0x72)
+	o = msgp.AppendString(o, z.SpillDir)
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0001 := range z.Objects {
+		o, err = z.Objects[za0001].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Objects", za0001)
+			return
+		}
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StoreStatus) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "node":
+			z.Node, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Node")
+				return
+			}
+		case "budget":
+			z.Budget, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Budget")
+				return
+			}
+		case "used":
+			z.Used, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Used")
+				return
+			}
+		case "pooled":
+			z.Pooled, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Pooled")
+				return
+			}
+		case "spilled":
+			z.Spilled, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Spilled")
+				return
+			}
+		case "spill_limit":
+			z.SpillLimit, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "SpillLimit")
+				return
+			}
+		case "spill_dir":
+			z.SpillDir, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "SpillDir")
+				return
+			}
+		case "objects":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0002) {
+				z.Objects = (z.Objects)[:zb0002]
+			} else {
+				z.Objects = make([]StoreObject, zb0002)
+			}
+			for za0001 := range z.Objects {
+				bts, err = z.Objects[za0001].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *StoreStatus) Msgsize() (s int) {
+	s = 1 + 5 + msgp.IntSize + 7 + msgp.Uint64Size + 5 + msgp.Uint64Size + 7 + msgp.Uint64Size + 8 + msgp.Uint64Size + 12 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.SpillDir) + 8 + msgp.ArrayHeaderSize
+	for za0001 := range z.Objects {
+		s += z.Objects[za0001].Msgsize()
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z StoreView) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "holder"
+	o = append(o, 0x83, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+	o = msgp.AppendUint64(o, z.Holder)
+	// string "count"
+	o = append(o, 0xa5, 0x63, 0x6f, 0x75, 0x6e, 0x74)
+	o = msgp.AppendInt(o, z.Count)
+	// string "since"
+	o = append(o, 0xa5, 0x73, 0x69, 0x6e, 0x63, 0x65)
+	o = msgp.AppendFloat64(o, z.Since)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StoreView) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "holder":
+			z.Holder, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Holder")
+				return
+			}
+		case "count":
+			z.Count, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Count")
+				return
+			}
+		case "since":
+			z.Since, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Since")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z StoreView) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.IntSize + 6 + msgp.Float64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *Warm) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 1
@@ -2840,12 +3556,24 @@ func (z *Warm) Msgsize() (s int) {
 func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(7)
-	var zb0001Mask uint8 /* 7 bits */
+	zb0001Len := uint32(11)
+	var zb0001Mask uint16 /* 11 bits */
 	_ = zb0001Mask
 	if z.Token == "" {
 		zb0001Len--
 		zb0001Mask |= 0x8
+	}
+	if z.Holder == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x80
+	}
+	if z.StoreDir == "" {
+		zb0001Len--
+		zb0001Mask |= 0x100
+	}
+	if z.StoreToken == "" {
+		zb0001Len--
+		zb0001Mask |= 0x400
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -2875,6 +3603,24 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 		// string "pid"
 		o = append(o, 0xa3, 0x70, 0x69, 0x64)
 		o = msgp.AppendInt(o, z.Pid)
+		if (zb0001Mask & 0x80) == 0 { // if not omitted
+			// string "holder"
+			o = append(o, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+			o = msgp.AppendUint64(o, z.Holder)
+		}
+		if (zb0001Mask & 0x100) == 0 { // if not omitted
+			// string "store_dir"
+			o = append(o, 0xa9, 0x73, 0x74, 0x6f, 0x72, 0x65, 0x5f, 0x64, 0x69, 0x72)
+			o = msgp.AppendString(o, z.StoreDir)
+		}
+		// string "store_node"
+		o = append(o, 0xaa, 0x73, 0x74, 0x6f, 0x72, 0x65, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
+		o = msgp.AppendInt(o, z.StoreNode)
+		if (zb0001Mask & 0x400) == 0 { // if not omitted
+			// string "store_token"
+			o = append(o, 0xab, 0x73, 0x74, 0x6f, 0x72, 0x65, 0x5f, 0x74, 0x6f, 0x6b, 0x65, 0x6e)
+			o = msgp.AppendString(o, z.StoreToken)
+		}
 	}
 	return
 }
@@ -2939,6 +3685,30 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Pid")
 				return
 			}
+		case "holder":
+			z.Holder, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Holder")
+				return
+			}
+		case "store_dir":
+			z.StoreDir, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "StoreDir")
+				return
+			}
+		case "store_node":
+			z.StoreNode, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "StoreNode")
+				return
+			}
+		case "store_token":
+			z.StoreToken, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "StoreToken")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2953,7 +3723,7 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Welcome) Msgsize() (s int) {
-	s = 1 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize
+	s = 1 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken)
 	return
 }
 
