@@ -47,6 +47,7 @@ var layers = map[string]int{
 	"placement": 2,
 	"dispatch":  2,
 	"call":      2,
+	"lease":     2,
 	"spec":      1,
 }
 
@@ -56,7 +57,7 @@ var sideways = map[string]string{
 }
 
 // pure packages take inputs and return decisions.
-var pure = []string{"spec", "placement", "dispatch", "call"}
+var pure = []string{"spec", "placement", "dispatch", "call", "lease"}
 
 // impure is what a pure package does not import. time is allowed for
 // time.Duration; its functions that read or wait on a clock are not (clock).

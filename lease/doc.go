@@ -1,0 +1,15 @@
+// Package lease counts who knows of which object in the stores: processes by
+// the references that they were sent, calls by what their arguments and results
+// name. It says when an object is seen for the first time and when nobody knows
+// of it any more.
+//
+//	event                                   the count of (holder, object)
+//	a maker names its object, New           maker +1
+//	a frame with references goes to a       that process +1 for each object
+//	process, or comes with a call           in it; the call, once
+//	Release                                 -n, never below 0
+//	End of a process or a call              all of its counts are 0
+//
+// It is pure: it imports nothing of Muster, and the head, which serialises
+// events, tells the stores.
+package lease

@@ -1,0 +1,98 @@
+package lease
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+func TestFirstAndLast(t *testing.T) {
+	var table Table
+	table.Add(Worker(1), 7)
+	table.Add(Worker(1), 7)
+	table.Once(Call(9), 7)
+	table.Once(Call(9), 7)
+	if fresh, freed := table.Changes(); !slices.Equal(fresh, []Object{7}) || len(freed) != 0 {
+		t.Fatalf("%v, %v", fresh, freed)
+	}
+	table.End(Call(9))
+	if !table.Release(Worker(1), 7, 1) || table.Changed() || table.Len() != 1 {
+		t.Error("it is held once more")
+	}
+	if table.Release(Worker(2), 7, 1) || table.Release(Worker(1), 8, 1) {
+		t.Error("what is not held was released")
+	}
+	if table.Release(Worker(1), 7, 5) {
+		t.Error("more was released than was held")
+	}
+	if fresh, freed := table.Changes(); len(fresh) != 0 || !slices.Equal(freed, []Object{7}) || table.Len() != 0 {
+		t.Fatalf("%v, %v", fresh, freed)
+	}
+	if Object(3<<48|5).Node() != 3 {
+		t.Error("the node is in the high bits")
+	}
+}
+
+// TestAgainstModel: an object is fresh exactly when the first holder comes, and
+// freed exactly when the last one goes, whatever the order of events.
+func TestAgainstModel(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		var table Table
+		model := map[Holder]map[Object]int{}
+		known := map[Object]bool{}
+		count := func(o Object) (n int) {
+			for _, held := range model {
+				n += held[o]
+			}
+			return n
+		}
+		for range 300 {
+			h, o := Holder(r.IntN(4)), Object(r.IntN(5))
+			if model[h] == nil {
+				model[h] = map[Object]int{}
+			}
+			switch r.IntN(5) {
+			case 0, 1:
+				table.Add(h, o)
+				model[h][o]++
+			case 2:
+				table.Once(h, o)
+				model[h][o] = max(1, model[h][o])
+			case 3:
+				n := 1 + r.IntN(3)
+				exact := table.Release(h, o, n)
+				if exact != (model[h][o] >= n) {
+					t.Fatalf("seed %d: released %d of %d: %v", seed, n, model[h][o], exact)
+				}
+				model[h][o] = max(0, model[h][o]-n)
+			case 4:
+				if r.IntN(4) == 0 {
+					table.End(h)
+					delete(model, h)
+				}
+			}
+			fresh, freed := table.Changes()
+			for _, o := range fresh {
+				if known[o] {
+					t.Fatalf("seed %d: %d is fresh twice", seed, o)
+				}
+				known[o] = true
+			}
+			for _, o := range freed {
+				if !known[o] {
+					t.Fatalf("seed %d: %d is freed and was not known", seed, o)
+				}
+				delete(known, o)
+			}
+			for o := range Object(5) {
+				if known[o] != (count(o) > 0) {
+					t.Fatalf("seed %d: %d has count %d, known: %v", seed, o, count(o), known[o])
+				}
+			}
+			if table.Len() != len(known) {
+				t.Fatalf("seed %d: %d objects, %d known", seed, table.Len(), len(known))
+			}
+		}
+	}
+}
