@@ -111,6 +111,9 @@ type Call struct {
 	// others wait for, or may.
 	Value *Result
 
+	// Leased: the head holds objects in its name, until Forget.
+	Leased bool
+
 	left       int     // legs not done
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
 	first      *spec.Error
@@ -140,6 +143,7 @@ const (
 	CancelLeg           // have Leg's worker end it
 	KillLeg             // have Leg's worker killed
 	Stacks              // collect the stacks of the legs that are out, then Expired
+	Forget              // let go of what was held for the call: of one that is Leased, the last order
 )
 
 // Table holds all calls of a head. The slices of Op it returns are valid until
@@ -239,12 +243,17 @@ func (t *Table) forget(c *Call) {
 	if t.byCaller[key] == c {
 		delete(t.byCaller, key)
 	}
+	if c.Leased {
+		t.op(Forget, c, -1, nil)
+	}
 }
 
 // Acked drops the result that was kept for c's caller.
-func (t *Table) Acked(c *Call) {
+func (t *Table) Acked(c *Call) []Op {
+	t.ops = t.ops[:0]
 	c.Keep = false
 	t.forget(c)
+	return t.ops
 }
 
 func (w *Worker) addOut(c *Call) {

@@ -180,6 +180,7 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 		go h.watchOwner(watch, hello.Pid)
 		w.Token = h.token
 		c := h.addCaller(p, conn, nil)
+		h.storesOf(&w, c.holder(), 0)
 		c.runtime = hello.Runtime
 		h.owner, h.ownerPid = c, hello.Pid
 		go h.StartNodes(v, hello.Virtual != "", hello.Pid, hello.Runtime)
@@ -190,6 +191,7 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 			return nil, w, err
 		}
 		c := h.addCaller(p, conn, wk)
+		h.storesOf(&w, c.holder(), wk.nodeIndex())
 		c.runtime = hello.Runtime
 		return c, w, nil
 	case wire.RoleEvents:

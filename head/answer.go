@@ -23,6 +23,9 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		r = call.Result{Err: e}
 	}
 	b.lock(h)
+	if len(f.Bufs) > 0 && wire.HasRefs(f.Bufs) {
+		h.namedLocked(w, f)
+	}
 	if f.Flags&wire.FlagInfo != 0 {
 		rest, err := h.reportedLocked(w, call.ID(f.ID), f.Body)
 		if err != nil {
@@ -40,6 +43,7 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 	if c != nil && r.Err == nil && (c.State == call.Running || c.Keep) {
 		keepLeg(c, w, f) // the next frame overwrites the buffer it lies in
 	}
+	h.tellStoresLocked(b)
 	return nil
 }
 

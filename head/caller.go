@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -50,6 +51,15 @@ func (c *caller) handle(f *wire.Frame, b *batch) error {
 		return c.call(f, b)
 	case wire.KindRequest:
 		return c.request(f)
+	case wire.KindNotice:
+		verb, rest, err := wire.ReadVerb(f.Body)
+		if err == nil && verb != "release" {
+			err = noNotice("a controller", verb)
+		}
+		if err != nil {
+			return err
+		}
+		return c.h.release(c.holder(), rest, b)
 	case wire.KindCancel, wire.KindExpire, wire.KindWait:
 		return c.steer(f, b)
 	}
@@ -240,6 +250,9 @@ func (c *caller) gone(err error) {
 	h.free.Broadcast()
 	delete(h.callers, c.number)
 	h.ordersLocked(h.table.CallerGone(c.number), &b)
+	if c.worker == nil {
+		h.endedLocked(lease.Caller(c.number), &b)
+	}
 	isOwner := h.owner == c
 	var mine []*cluster
 	for _, cl := range h.clusters {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -51,13 +52,16 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	if err != nil {
 		return err
 	}
+	refs := wire.HasRefs(f.Bufs)
 	h.mu.Lock()
-	c.ackLocked(f.Ack)
+	c.ackLocked(f.Ack, b)
 	p, refused := h.resolveLocked(c, r)
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
 	}
 	if refused != nil {
+		h.arrivedLocked(c.holder(), 0, f.Bufs)
+		h.tellStoresLocked(b)
 		c.failLocked(f.ID, refused, b)
 		h.mu.Unlock()
 		return nil
@@ -65,6 +69,10 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
 	made, ops := h.table.Submit(h.requestOf(c, f.ID, r, p))
+	if refs {
+		made.Leased = true
+		h.arrivedLocked(c.holder(), lease.Call(uint64(made.ID)), f.Bufs)
+	}
 	if made.State == call.Held && len(p.waits) == 0 && p.parts == nil { // behind one that waits
 		p.payload = bytes.Clone(payload)
 		f.Keep()
@@ -74,6 +82,7 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	if p.timeout > 0 && made.State != call.Answered {
 		p.timer = time.AfterFunc(p.timeout, func() { h.expire(made) })
 	}
+	h.tellStoresLocked(b)
 	c.throttleLocked(b)
 	h.mu.Unlock()
 	return nil
@@ -185,14 +194,18 @@ func (c *caller) failLocked(id uint64, e *spec.Error, b *batch) {
 // answerLocked queues an Answer and counts it.
 func (c *caller) answerLocked(hd wire.Header, body []byte, bufs []wire.Buf, b *batch) {
 	c.answers++
+	if to := c.holder(); to != 0 {
+		c.h.sentLocked(to, bufs)
+	}
 	b.queue(c.port, hd, nil, body, bufs)
 }
 
 // ackLocked drops kept results that the caller has read.
-func (c *caller) ackLocked(ack uint32) {
+func (c *caller) ackLocked(ack uint32, b *batch) {
 	for len(c.kept) > 0 && int32(ack-c.kept[0].seq) >= 0 { //nolint:gosec // sequence arithmetic
-		c.h.table.Acked(c.kept[0].call)
+		done := c.kept[0].call
 		c.kept = c.kept[1:]
+		c.h.ordersLocked(c.h.table.Acked(done), b)
 	}
 }
 
@@ -235,6 +248,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 			h.cancelLegLocked(op.Call, op.Leg, true, b)
 		case call.Stacks:
 			go h.expired(op.Call)
+		case call.Forget:
+			h.leases.End(lease.Call(uint64(op.Call.ID)))
 		}
 	}
 	if h.throttled > 0 {

@@ -3,6 +3,7 @@ package head
 import (
 	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -123,6 +124,10 @@ func (p *pending) splice(t *call.Table, c *call.Call) *spec.Error {
 		}
 		if from.Err != nil {
 			return from.Err
+		}
+		if bufs := bufsOf(from); wire.HasRefs(bufs) {
+			c.Leased = true
+			p.caller.h.arrivedLocked(0, lease.Call(uint64(c.ID)), bufs)
 		}
 		if err := p.args.Splice(i, from.Body, bufsOf(from)); err != nil {
 			return spec.AsError(err)

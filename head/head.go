@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -67,6 +68,8 @@ type Head struct {
 
 	mu         sync.Mutex
 	table      *call.Table
+	leases     lease.Table
+	objects    []lease.Object // of the frame at hand
 	nodes      []*node
 	nodesKnown bool
 	backendErr error

@@ -111,6 +111,7 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		return nil, w, spec.Errorf(spec.CodeInvalid, "the agent of %s has joined already", n.name)
 	}
 	n.info = *hello.Node
+	h.storesOf(&w, 0, n.index)
 	n.conn, n.asker = conn, wire.NewAsker(conn)
 	return n, w, nil
 }

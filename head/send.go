@@ -3,6 +3,7 @@ package head
 import (
 	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/wire"
 )
 
@@ -30,6 +31,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 		for i := range c.Legs {
 			part := &p.parts[p.plan.Leg(i).Part]
 			head.Flags = muted(wanted, i)
+			h.sentLocked(lease.Worker(c.Legs[i].Worker.Number), part.Bufs)
 			b.queue(p.cluster.workers[c.Legs[i].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
 		}
 	}
@@ -38,6 +40,11 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 
 // castLocked sends the same bytes to every leg, once over each agent that relays.
 func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *batch) {
+	if wire.HasRefs(v.Bufs) {
+		for i := range c.Legs {
+			p.caller.h.sentLocked(lease.Worker(c.Legs[i].Worker.Number), v.Bufs)
+		}
+	}
 	wanted := p.wanted(c)
 	if c.Ranks == nil && wanted == nil && len(c.Legs) > 1 {
 		p.cluster.broadcastLocked(head, v, b)

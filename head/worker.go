@@ -10,6 +10,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/placement"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -46,6 +47,7 @@ func (h *Head) admitWorker(hello wire.Hello, p port, w wire.Welcome) (peer, wire
 		return nil, w, spec.Errorf(spec.CodeInvalid, "%s has a call connection already", wk.Name)
 	}
 	wk.port = p
+	h.storesOf(&w, wk.holder(), wk.node.index)
 	return wk, w, nil
 }
 
@@ -82,8 +84,10 @@ func (w *worker) handle(f *wire.Frame, b *batch) error {
 		w.failed = &e
 		w.cluster.failLocked(&e)
 		w.h.mu.Unlock()
+	case "release":
+		return w.h.release(lease.Worker(w.Number), rest, b)
 	default:
-		return spec.Errorf(spec.CodeProtocol, "%s sent an unknown notice %q", w.Name, verb)
+		return noNotice(w.Name, verb)
 	}
 	return nil
 }
@@ -163,6 +167,7 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 		w.cluster.failLocked(&about)
 	}
 	h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
+	h.endedLocked(lease.Worker(w.Number), b)
 }
 
 // endError words how a worker's process ended.

@@ -54,6 +54,19 @@ type Welcome struct {
 // Empty is the body of answers that say nothing more.
 type Empty struct{}
 
+// Releases (notice release) says how often less its sender knows of objects.
+type Releases struct {
+	Objects []Released `msg:"objects"`
+}
+
+//msgp:tuple Released
+
+// Released is an object and how many of the sender's counts of it are given back.
+type Released struct {
+	Object uint64
+	Count  int
+}
+
 // --- controller -> head -------------------------------------------------
 
 // PoolCreate (verb pool.create) is answered by spec.Pool.

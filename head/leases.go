@@ -1,0 +1,159 @@
+package head
+
+import (
+	"slices"
+
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// objectsOf appends the objects that bufs name, each once.
+func objectsOf(dst []lease.Object, bufs []wire.Buf) []lease.Object {
+	for i := range bufs {
+		if o := lease.Object(bufs[i].Object); o != 0 && !slices.Contains(dst, o) {
+			dst = append(dst, o)
+		}
+	}
+	return dst
+}
+
+// arrivedLocked takes note of the references in a frame that a process sent: of
+// what it made it holds a part itself, and the call that they belong to holds
+// them all. A holder of 0 is one whose process has ended.
+func (h *Head) arrivedLocked(from, call lease.Holder, bufs []wire.Buf) {
+	for i := range bufs {
+		b := &bufs[i]
+		if b.Object == 0 {
+			continue
+		}
+		o := lease.Object(b.Object)
+		if b.TakeNew() && from != 0 {
+			h.leases.Add(from, o)
+		}
+		if call != 0 {
+			h.leases.Once(call, o)
+		}
+	}
+}
+
+// namedLocked takes note of the references in a worker's result.
+func (h *Head) namedLocked(w *worker, f *wire.Frame) {
+	holder := lease.Holder(0)
+	if c := h.table.Find(call.ID(f.ID)); c != nil && c.State != call.Answered && c.LegOf(&w.Worker) >= 0 {
+		c.Leased = true
+		holder = lease.Call(f.ID)
+	}
+	h.arrivedLocked(w.holder(), holder, f.Bufs)
+}
+
+// sentLocked takes note of the references in a frame that goes to a process.
+func (h *Head) sentLocked(to lease.Holder, bufs []wire.Buf) {
+	if !wire.HasRefs(bufs) {
+		return
+	}
+	h.objects = objectsOf(h.objects[:0], bufs)
+	for _, o := range h.objects {
+		h.leases.Add(to, o)
+	}
+}
+
+// release takes a Notice of what a process does not know of any more.
+func (h *Head) release(from lease.Holder, body []byte, b *batch) error {
+	var r wire.Releases
+	if err := parse("release", &r, body); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, o := range r.Objects {
+		h.leases.Release(from, lease.Object(o.Object), o.Count)
+	}
+	h.tellStoresLocked(b)
+	return nil
+}
+
+// endedLocked drops all that a process knew of, and what it made and told
+// nobody of.
+func (h *Head) endedLocked(holder lease.Holder, b *batch) {
+	h.leases.End(holder)
+	h.tellStoresLocked(b)
+	for _, n := range h.nodes {
+		n.noticeLocked("objects", &wire.Objects{Gone: []uint64{uint64(holder)}}, b)
+	}
+}
+
+// tellStoresLocked passes on what changed.
+func (h *Head) tellStoresLocked(b *batch) {
+	if !h.leases.Changed() {
+		return
+	}
+	fresh, freed := h.leases.Changes()
+	if len(h.nodes) == 1 { // most often
+		h.nodes[0].noticeLocked("objects", &wire.Objects{Hold: numbers(nil, fresh, 0), Drop: numbers(nil, freed, 0)}, b)
+		return
+	}
+	for _, n := range h.nodes {
+		hold, drop := numbers(nil, fresh, n.index), numbers(nil, freed, n.index)
+		if len(hold)+len(drop) > 0 {
+			n.noticeLocked("objects", &wire.Objects{Hold: hold, Drop: drop}, b)
+		}
+	}
+}
+
+// numbers appends those of a node's objects.
+func numbers(dst []uint64, objects []lease.Object, node int) []uint64 {
+	for _, o := range objects {
+		if o.Node() == node {
+			dst = append(dst, uint64(o))
+		}
+	}
+	return dst
+}
+
+// noticeLocked queues a notice to an agent, if it is there.
+func (n *node) noticeLocked(verb string, notice marshaler, b *batch) {
+	if n.conn == nil || n.lost != nil {
+		return
+	}
+	body, err := wire.AppendVerb(b.body[:0], verb, notice)
+	if err != nil { // lists of numbers can be encoded
+		return
+	}
+	b.body = body
+	b.queue(n.conn, wire.Header{Kind: wire.KindNotice}, nil, body, nil)
+}
+
+// holder is the caller's process as leases know it; 0 when it has ended.
+func (c *caller) holder() lease.Holder {
+	if c.worker != nil {
+		return c.worker.holder()
+	}
+	return lease.Caller(c.number)
+}
+
+func (w *worker) holder() lease.Holder {
+	if w.state == "dead" {
+		return 0 // what it still says is nobody's any more
+	}
+	return lease.Worker(w.Number)
+}
+
+// nodeIndex is the node of a worker's process, or of a script's.
+func (w *worker) nodeIndex() int {
+	if w == nil {
+		return 0
+	}
+	return w.node.index
+}
+
+// storesOf fills in where a process finds its stores.
+func (h *Head) storesOf(w *wire.Welcome, holder lease.Holder, node int) {
+	w.Holder, w.StoreDir, w.StoreNode, w.StoreToken = uint64(holder), h.opts.Dir, node, h.tokenFor("store")
+}
+
+// noNotice refuses a notice that nobody sends.
+func noNotice(who, verb string) error {
+	return spec.Errorf(spec.CodeProtocol, "%s sent an unknown notice %q", who, verb)
+}
