@@ -16,7 +16,11 @@
 //	           a wait would close a cycle    answered   Fail
 //	held       futures here, first in its
 //	           cluster's queue, room again   running    Send
+//	held       paired, first in its queue,
+//	           the rows of a leg are there   sending    SendLeg
 //	held       a future failed, Cancel       answered   Fail
+//	sending    the rows of a leg are there   sending    SendLeg; running with the last one
+//	sending    anything that ends a call     as running, the legs that were not sent are skipped
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
@@ -25,6 +29,10 @@
 //	expiring   Expired with stacks           answered   Fail; CancelLeg or KillLeg where the method says so
 //	cancelling the last leg ended, Overdue   answered   Fail
 //	answered   the last leg ended            gone       -
+//
+// A call is paired when its arguments are futures of calls that give their rows
+// part by part: each of its legs needs one leg of theirs, not all. The results of
+// a call are kept while a call that is not sent yet needs them.
 //
 // A call that is Split is answered leg by leg: the same table holds for each leg,
 // with AnswerLeg and FailLeg in place of Answer and Fail.

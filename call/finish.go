@@ -51,7 +51,9 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 		if r.Err != nil && c.Collective {
 			t.cancelOthers(c)
 		}
-	case c.State != Running: // expiring or cancelling: the answer is settled
+	case c.State != Running && c.State != Sending: // expiring or cancelling: the answer is settled
+	case r.Err != nil && c.State == Sending:
+		t.fail(c, r.Err)
 	case r.Err != nil:
 		if dying := c.dyingPeer(); dying != nil && r.Err.Code == spec.CodeUser {
 			l.Result = r // most likely a consequence: the death is told first, soon
@@ -63,6 +65,11 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 		}
 	default:
 		l.Result = r
+	}
+	for _, d := range c.dependents { // a shard of theirs may be there
+		if d.Paired != nil && r.Err == nil {
+			t.release(d.Cluster)
+		}
 	}
 	if c.left == 0 {
 		t.finish(c)
@@ -98,7 +105,7 @@ func (t *Table) finish(c *Call) {
 		t.answer(c, c.firstUntold())
 	case Cancelling:
 		t.answer(c, c.cancelled(""))
-	case Held, Expiring, Answered:
+	case Held, Sending, Expiring, Answered:
 	}
 	t.forget(c)
 }
@@ -123,7 +130,7 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 		return
 	}
 	c.State = Answered
-	if err != nil || (c.Split && c.Keep) { // of a Split call the legs hold the values
+	if err != nil || (c.Split && c.Wanted()) { // of a Split call the legs hold the values
 		c.Value = &Result{Err: err}
 	}
 	switch {
@@ -144,6 +151,7 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 		t.op(Answer, c, -1, nil)
 	}
 	t.unwait(c)
+	t.unuse(c)
 	for _, d := range c.dependents {
 		t.depReady(d, c, err)
 	}
@@ -157,7 +165,11 @@ func (t *Table) depReady(d, dep *Call, err *spec.Error) {
 			break
 		}
 	}
-	if d.State != Held {
+	if d.State == Sending && err != nil {
+		t.fail(d, err)
+		return
+	}
+	if d.State != Held && d.State != Sending {
 		return
 	}
 	if err != nil {
@@ -190,12 +202,19 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	for _, c := range append([]*Call(nil), w.out()...) {
 		leg := c.LegOf(w)
 		about := c.about(err)
+		t.settle(c)
 		if c.State == Running && !c.Split {
 			t.answer(c, about)
 		}
 		t.legDone(c, leg, Result{Err: about})
 		t.cancelOthers(c)
 	}
+	if held := w.Cluster.held; len(held) > 0 && held[0].State == Sending && held[0].LegOf(w) >= 0 {
+		c := held[0] // its leg on w was still to be sent
+		t.fail(c, c.about(err))
+		t.cancelOthers(c)
+	}
+	t.release(w.Cluster)
 	return t.ops
 }
 
@@ -204,6 +223,11 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
 	cl.gone = err
 	for _, c := range append([]*Call(nil), cl.held...) {
+		if c.State == Sending {
+			t.settle(c)
+			t.answer(c, err)
+			continue
+		}
 		t.unhold(c)
 		t.refuse(c, err)
 	}
@@ -221,6 +245,10 @@ func (t *Table) CallerGone(caller uint32) []Op {
 	t.ops = t.ops[:0]
 	for _, c := range t.sorted(func(c *Call) bool { return c.Caller == caller }) {
 		c.Keep = false
+		if c.State == Sending {
+			t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
+			continue
+		}
 		if c.State == Held {
 			t.unhold(c)
 			t.refuse(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
@@ -244,6 +272,14 @@ func (t *Table) cancel(c *Call) {
 	case Held:
 		t.unhold(c)
 		t.refuse(c, c.cancelled(" before it was sent"))
+		t.release(c.Cluster)
+	case Sending:
+		t.settle(c)
+		c.State = Cancelling
+		t.cancelOthers(c)
+		if c.left == 0 {
+			t.finish(c)
+		}
 		t.release(c.Cluster)
 	case Running:
 		c.State = Cancelling
@@ -298,6 +334,11 @@ func (t *Table) Expire(c *Call) []Op {
 		t.unhold(c)
 		t.refuse(c, spec.Errorf(spec.CodeTimeout, "%s: the deadline passed before it was sent: %s", c.Title(), c.heldBy()))
 		t.release(c.Cluster)
+	case Sending:
+		t.settle(c)
+		c.State = Expiring
+		t.op(Stacks, c, -1, nil)
+		t.release(c.Cluster)
 	case Running:
 		c.State = Expiring
 		t.op(Stacks, c, -1, nil)
@@ -314,7 +355,13 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 		return nil
 	}
 	e := spec.Errorf(spec.CodeTimeout, "%s: no answer within %s from %s", c.Title(), after, c.missing())
-	if c.left == 0 {
+	switch {
+	case c.skipped > 0:
+		e.Message = fmt.Sprintf("%s: %d of %d ranks still waited for the rows of an argument at its deadline of %s", c.Title(), c.skipped, len(c.Legs), after)
+		if c.left > 0 {
+			e.Message += ", and there was no answer from " + c.missing()
+		}
+	case c.left == 0:
 		e.Message = fmt.Sprintf("%s: the answer came after its deadline of %s", c.Title(), after)
 	}
 	e.Cluster, e.Method, e.Stacks = c.Cluster.Name, c.Method, stacks

@@ -109,7 +109,9 @@ func (s *script) run(t *testing.T, line string) string {
 	case "wait":
 		ops = s.table.Wait(s.worker(t, f[1]), s.call(t, f[2]))
 	case "ack":
-		s.table.Acked(s.call(t, f[1]))
+		ops = s.table.Acked(s.call(t, f[1]))
+	case "refuse":
+		ops = s.table.Refuse(s.call(t, f[1]), spec.Errorf(spec.CodeInvalid, "cannot be cut"))
 	case "state":
 		return fmt.Sprintf("  %d calls\n", s.table.Len())
 	default:
@@ -119,7 +121,7 @@ func (s *script) run(t *testing.T, line string) string {
 }
 
 func show(ops []Op) string {
-	names := [...]string{"send", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks"}
+	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "forget"}
 	var out strings.Builder
 	for _, op := range ops {
 		fmt.Fprintf(&out, "  %s %d", names[op.Do], op.Call.CallerID)
@@ -149,6 +151,15 @@ func (s *script) request(t *testing.T, f []string) Request {
 	for _, text := range strings.FieldsFunc(option(f, "needs"), func(r rune) bool { return r == ',' }) {
 		dep, _ := strconv.ParseUint(text, 10, 64)
 		r.Futures = append(r.Futures, Future{CallerID: dep, Rank: -1})
+	}
+	if has(f, "paired") { // leg i needs leg i of each
+		for range r.Futures {
+			legs := make([]int, len(r.Cluster.Workers))
+			for i := range legs {
+				legs[i] = i
+			}
+			r.Paired = append(r.Paired, legs)
+		}
 	}
 	if in := option(f, "in"); in != "" {
 		worker, parent, _ := strings.Cut(in, ":")

@@ -56,6 +56,9 @@ func (t *Table) place(c *Call) {
 	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 {
 		c.State = Held
 		cl.held = append(cl.held, c)
+		if c.Paired != nil {
+			t.release(cl)
+		}
 		return
 	}
 	t.send(c)
@@ -70,14 +73,14 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 			"%s: an argument is the future of a call that the head does not know (any more): get its value and pass that", c.Title())
 	case f.Rank >= 0 && dep.LegOfRank(f.Rank) < 0:
 		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of rank %d of %s, which that call is not made on", c.Title(), f.Rank, dep.Title())
-	case dep.State == Answered:
-		if dep.Value.Err != nil {
-			return dep.Value.Err
-		}
-		return nil
+	case dep.State == Answered && dep.Value.Err != nil:
+		return dep.Value.Err
 	}
-	if !dep.Keep { // its result must outlive its answer until this call is sent
-		dep.Keep = true
+	dep.shared = true
+	dep.users++ // its result must outlive its answer until this call is sent
+	c.deps = append(c.deps, dep)
+	if dep.State == Answered {
+		return nil
 	}
 	for _, n := range c.needs {
 		if n == dep {
@@ -93,9 +96,17 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 func (t *Table) send(c *Call) {
 	c.State = Running
 	for i := range c.Legs {
+		c.Legs[i].sent = true
 		c.Legs[i].Worker.addOut(c)
 	}
-	t.op(Send, c, -1, nil)
+	if c.Paired == nil {
+		t.op(Send, c, -1, nil)
+	} else {
+		for i := range c.Legs {
+			t.op(SendLeg, c, i, nil)
+		}
+	}
+	t.unuse(c)
 	if len(c.Legs) == 0 {
 		t.finish(c)
 	}
@@ -103,27 +114,49 @@ func (t *Table) send(c *Call) {
 
 // release sends what is at the front of a cluster's queue and waits no more.
 func (t *Table) release(cl *Cluster) {
-	for len(cl.held) > 0 && len(cl.held[0].needs) == 0 && cl.full == 0 {
+	for len(cl.held) > 0 && cl.full == 0 {
 		c := cl.held[0]
-		cl.held = cl.held[1:]
-		dead := (*spec.Error)(nil)
-		for i := range c.Legs {
-			if d := c.Legs[i].Worker.Dead; d != nil && dead == nil {
-				dead = d
+		if len(c.needs) > 0 && c.Paired == nil {
+			return
+		}
+		if c.State == Held {
+			dead := (*spec.Error)(nil)
+			for i := range c.Legs {
+				if d := c.Legs[i].Worker.Dead; d != nil && dead == nil {
+					dead = d
+				}
+			}
+			if dead != nil {
+				cl.held = cl.held[1:]
+				t.refuse(c, c.about(dead))
+				continue
 			}
 		}
-		if dead != nil {
-			t.refuse(c, c.about(dead))
-			continue
+		if c.Paired != nil && !t.sendSome(c) {
+			return
 		}
-		t.send(c)
+		cl.held = cl.held[1:]
+		if c.Paired == nil {
+			t.send(c)
+		}
 	}
 }
 
 // Refuse ends a call that could not be sent after all (its arguments cannot be
-// cut, say): the answer to a Send order that failed.
+// cut, say): the answer to a Send or SendLeg order that failed.
 func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
+	if c.Paired != nil && (c.State == Sending || c.State == Running) {
+		for i := range c.Legs {
+			if l := &c.Legs[i]; l.sent && !l.Out && !l.Done {
+				l.Done = true
+				l.Worker.removeOut(c)
+				c.left--
+			}
+		}
+		t.fail(c, err)
+		return t.ops
+	}
 	if c.State == Running {
 		for i := range c.Legs {
 			c.Legs[i].Worker.removeOut(c)

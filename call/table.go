@@ -15,6 +15,7 @@ type State uint8
 // The states of a call.
 const (
 	Held State = iota
+	Sending
 	Running
 	Expiring
 	Cancelling
@@ -22,7 +23,7 @@ const (
 )
 
 func (s State) String() string {
-	return [...]string{"held", "running", "expiring", "cancelling", "answered"}[s]
+	return [...]string{"held", "sending", "running", "expiring", "cancelling", "answered"}[s]
 }
 
 // Result is a leg's value, or its error.
@@ -36,6 +37,8 @@ type Result struct {
 type Leg struct {
 	Worker *Worker
 	Done   bool // answered, lost or skipped
+	sent   bool // its order was given
+	Out    bool // of a Paired call: the head has sent it
 	told   bool // of a Split call: its caller has the answer
 	ending bool // CancelLeg was ordered
 	Result Result
@@ -90,6 +93,10 @@ type Request struct {
 	ParentWorker *Worker // whose call makes this one; nil outside workers
 	Waiting      bool    // the parent blocks on it from the start
 	Futures      []Future
+	// Paired, where not nil, has for each of Futures and each leg the leg of that
+	// call which gives what this one needs of it: a leg goes out as soon as those
+	// are there, not when the whole call is answered.
+	Paired [][]int
 
 	Data any // the head's own
 }
@@ -117,7 +124,12 @@ type Call struct {
 	left       int     // legs not done
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
 	first      *spec.Error
-	needs      []*Call // futures it waits for
+	skipped    int     // legs that were never sent
+	used       bool    // deps are let go of
+	deps       []*Call // what Futures name, until it is sent
+	users      int     // calls that have this one among their deps
+	shared     bool    // it ever was
+	needs      []*Call // of deps, those that are not answered
 	dependents []*Call
 	waiters    []*Worker
 }
@@ -136,6 +148,7 @@ type Do uint8
 // The orders.
 const (
 	Send      Do = iota // send the legs
+	SendLeg             // send Leg alone: what it needs is there
 	Answer              // join the legs' results and answer
 	Fail                // answer with Err
 	AnswerLeg           // answer for Leg alone
@@ -235,7 +248,7 @@ const fewRanks = 16
 // forget drops an answered call when nothing of it is left: no leg out, no
 // result kept.
 func (t *Table) forget(c *Call) {
-	if c.State != Answered || c.left > 0 || c.Keep {
+	if c.State != Answered || c.left > 0 || c.Keep || c.users > 0 {
 		return
 	}
 	delete(t.calls, c.ID)
@@ -245,6 +258,24 @@ func (t *Table) forget(c *Call) {
 	}
 	if c.Leased {
 		t.op(Forget, c, -1, nil)
+	}
+}
+
+// Wanted says that its result may become an argument, or has.
+func (c *Call) Wanted() bool { return c.Keep || c.shared }
+
+// Dep is the call that Futures[i] names, of a call whose sending was ordered.
+func (c *Call) Dep(i int) *Call { return c.deps[i] }
+
+// unuse lets go of the calls whose results c needed.
+func (t *Table) unuse(c *Call) {
+	if c.used {
+		return
+	}
+	c.used = true
+	for _, dep := range c.deps {
+		dep.users--
+		t.forget(dep)
 	}
 }
 

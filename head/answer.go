@@ -40,7 +40,7 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		}
 	}
 	h.ordersLocked(ops, b)
-	if c != nil && r.Err == nil && (c.State == call.Running || c.Keep) {
+	if c != nil && r.Err == nil && (c.State == call.Running || c.State == call.Sending || c.Wanted()) {
 		keepLeg(c, w, f) // the next frame overwrites the buffer it lies in
 	}
 	h.tellStoresLocked(b)
@@ -134,10 +134,13 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 		v = wire.Value{Raw: wire.AppendError(nil, err)}
 	}
 	p.caller.answerLocked(hd, v.Raw, v.Bufs, b)
-	if c.Keep && c.State == call.Answered {
-		if op.Do == call.Answer {
-			c.Value = &call.Result{Body: bytes.Clone(v.Raw), Bufs: v.Bufs, Err: err}
-		}
+	if !c.Wanted() || c.State != call.Answered {
+		return
+	}
+	if op.Do == call.Answer {
+		c.Value = &call.Result{Body: bytes.Clone(v.Raw), Bufs: v.Bufs, Err: err}
+	}
+	if c.Keep {
 		p.caller.kept = append(p.caller.kept, keeper{c, p.caller.answers})
 	}
 }

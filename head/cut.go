@@ -107,15 +107,17 @@ func (p *pending) futures() []call.Future {
 }
 
 // splice puts the results that were waited for in their places.
-func (p *pending) splice(t *call.Table, c *call.Call) *spec.Error {
+func (p *pending) splice(c *call.Call) *spec.Error {
+	next := 0
 	for i := range p.args.Args {
 		a := &p.args.Args[i]
 		if a.Kind != wire.ArgFuture {
 			continue
 		}
-		id, rank := a.Future()
-		dep := t.FindCaller(c.Caller, id)
-		if dep == nil || (dep.Value == nil && rank < 0) {
+		_, rank := a.Future()
+		dep := c.Dep(next)
+		next++
+		if dep.Value == nil && rank < 0 {
 			return spec.Errorf(spec.CodeInternal, "%s: the result it waited for is gone", c.Title())
 		}
 		from := dep.Value

@@ -10,7 +10,7 @@ import (
 // sendLocked queues the legs of a call.
 func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 	if len(c.Futures) > 0 {
-		if err := p.splice(h.table, c); err != nil {
+		if err := p.splice(c); err != nil {
 			h.ordersLocked(h.table.Refuse(c, err), b)
 			return
 		}

@@ -1,0 +1,71 @@
+package call
+
+import "github.com/muster-rl/muster/spec"
+
+// A paired call takes its arguments, part by part, from the legs of other calls
+// that are still running. It stays at the front of its cluster's queue until its
+// last leg is sent, so that every rank sees the same order.
+
+// sendSome sends the legs of a paired call whose rows are there. It says whether
+// all are sent.
+func (t *Table) sendSome(c *Call) bool {
+	waiting := 0
+	for i := range c.Legs {
+		l := &c.Legs[i]
+		if l.sent {
+			continue
+		}
+		if !c.fed(i) {
+			waiting++
+			continue
+		}
+		l.sent = true
+		c.State = Sending
+		l.Worker.addOut(c)
+		t.op(SendLeg, c, i, nil)
+	}
+	if waiting > 0 {
+		return false
+	}
+	c.State = Running
+	t.unuse(c)
+	return true
+}
+
+// fed says that what a leg of a paired call needs is there.
+func (c *Call) fed(leg int) bool {
+	for i, dep := range c.deps {
+		if from := &dep.Legs[c.Paired[i][leg]]; !from.Done || from.Result.Err != nil || dep.State == Held {
+			return false
+		}
+	}
+	return true
+}
+
+// settle gives up the legs of a call that still wait to be sent: something has
+// happened to it. What is out goes on as of any other call.
+func (t *Table) settle(c *Call) {
+	if c.State != Sending {
+		return
+	}
+	t.unhold(c)
+	c.State = Running
+	for i := range c.Legs {
+		if l := &c.Legs[i]; !l.sent {
+			l.sent, l.Done = true, true
+			c.skipped++
+			c.left--
+		}
+	}
+}
+
+// fail answers a call of which some legs are out.
+func (t *Table) fail(c *Call, err *spec.Error) {
+	t.settle(c)
+	t.answer(c, err)
+	if c.Collective {
+		t.cancelOthers(c)
+	}
+	t.forget(c)
+	t.release(c.Cluster)
+}
