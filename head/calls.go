@@ -29,7 +29,8 @@ type pending struct {
 	begun   time.Time
 	store   []byte // results that came, while others are waited for
 	waits   []call.Future
-	size    int // bytes of its arguments, on its caller's account until it is answered
+	paired  [][]int // see call.Request
+	size    int     // bytes of its arguments, on its caller's account until it is answered
 	timeout time.Duration
 	timer   *time.Timer
 	reports map[int]spec.RankInfo // places that ranks told as of this call
@@ -58,6 +59,9 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	p, refused := h.resolveLocked(c, r)
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
+	}
+	if refused == nil && len(p.waits) > 0 {
+		h.pairLocked(p, p.cluster.ranks)
 	}
 	if refused != nil {
 		h.arrivedLocked(c.holder(), 0, f.Bufs)
@@ -181,7 +185,7 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 	if c.worker != nil && r.parent != 0 {
 		req.ParentWorker = &c.worker.Worker
 	}
-	req.Futures = p.waits
+	req.Futures, req.Paired = p.waits, p.paired
 	return req
 }
 
@@ -240,6 +244,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 		switch op.Do {
 		case call.Send:
 			h.sendLocked(op.Call, p, b)
+		case call.SendLeg:
+			h.sendLegLocked(op.Call, op.Leg, p, b)
 		case call.Answer, call.AnswerLeg, call.Fail, call.FailLeg:
 			h.answerLocked(op, p, b)
 		case call.CancelLeg:

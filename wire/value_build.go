@@ -135,6 +135,13 @@ func (p *Payload) Whole(v *Value, i int) error {
 	return v.Append(a.Raw, a.Bufs)
 }
 
+// Instead appends another value, with the buffers of its own frame, in the place
+// of argument i.
+func (p *Payload) Instead(v *Value, i int, raw []byte, bufs []Buf) error {
+	p.lead(v, i)
+	return v.Append(raw, bufs)
+}
+
 // Element appends element k of argument i.
 func (p *Payload) Element(v *Value, i, k int) error {
 	body, err := p.Args[i].cut(k, k+1)

@@ -17,6 +17,7 @@ const (
 	ArgPerRank                  // an element for each rank
 	ArgBroadcast                // goes whole where others are cut
 	ArgFuture                   // stands for the result of another call: see Splice
+	ArgBatch                    // rows by reference: can be cut
 )
 
 // Arg is one argument of a payload: where it lies, not what it holds.
@@ -174,6 +175,12 @@ func (a *Arg) parse(raw []byte, bufs []Buf) error {
 		a.Kind, a.body = ArgFuture, inside
 	}
 	return nil
+}
+
+// Cuttable says whether a value can be cut by rows.
+func Cuttable(raw []byte) bool {
+	var a Arg
+	return a.parse(raw, nil) == nil && (a.Kind == ArgList || a.Kind == ArgTuple || a.Kind == ArgBatch)
 }
 
 // Splice puts value, with the buffers of its own frame, in the place of
