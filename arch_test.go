@@ -48,7 +48,8 @@ var layers = map[string]int{
 	"dispatch":  2,
 	"call":      2,
 	"lease":     2,
-	"spec":      1,
+	"batch":     1,
+	"spec":      0,
 }
 
 // sideways are the imports between folders of one layer that are meant.
@@ -57,7 +58,7 @@ var sideways = map[string]string{
 }
 
 // pure packages take inputs and return decisions.
-var pure = []string{"spec", "placement", "dispatch", "call", "lease"}
+var pure = []string{"spec", "batch", "placement", "dispatch", "call", "lease"}
 
 // impure is what a pure package does not import. time is allowed for
 // time.Duration; its functions that read or wait on a clock are not (clock).

@@ -1,0 +1,275 @@
+package batch
+
+import (
+	"cmp"
+	"slices"
+)
+
+// difference puts weights into n shards by the largest differencing method of
+// Karmarkar and Karp: of the partial cuts that differ most within themselves, two
+// are laid over each other, the heavy shards of one on the light ones of the
+// other, until one is left. It returns the shard of each weight.
+func difference(weights []float64, n int) []int32 {
+	shardOf := make([]int32, len(weights))
+	if n == 1 || len(weights) == 0 {
+		return shardOf
+	}
+	next := make([]int32, len(weights)) // the weight that follows another in its stack, or -1
+	for i := range next {
+		next[i] = -1
+	}
+	// Cuts of one weight are in order from the start, so only those of several
+	// need a heap.
+	stacks := make([]stack, len(weights))
+	for i, at := range heaviestFirst(weights) {
+		stacks[i] = stack{weights[at], at, at}
+	}
+	var several []partial
+	widest := func() partial {
+		if len(stacks) > 0 && (len(several) == 0 || stacks[0].sum >= several[0].spread) {
+			one := partial{stacks: stacks[:1:1], spread: stacks[0].sum}
+			stacks = stacks[1:]
+			return one
+		}
+		return pop(&several, wider)
+	}
+	for turn := int32(0); len(several)+len(stacks) > 1; turn++ {
+		a := widest()
+		made := lay(a, widest(), n, next)
+		made.turn = turn
+		push(&several, made, wider)
+	}
+	for shard, s := range widest().stacks {
+		for at := s.first; at >= 0; at = next[at] {
+			shardOf[at] = int32(shard)
+		}
+	}
+	return shardOf
+}
+
+// stack is one shard of a partial cut: a chain of weights.
+type stack struct {
+	sum         float64
+	first, last int32
+}
+
+// partial is a cut of some of the weights. Its stacks are heaviest first; those
+// that it lacks are empty.
+type partial struct {
+	stacks []stack
+	spread float64 // between the heaviest and the lightest
+	turn   int32   // when it was made, which breaks ties
+}
+
+func wider(a, b *partial) bool {
+	return a.spread > b.spread || a.spread == b.spread && a.turn < b.turn
+}
+
+// lay puts the heavy stacks of one cut on the light ones of the other.
+func lay(a, b partial, n int, next []int32) partial {
+	if len(b.stacks) > len(a.stacks) {
+		a.stacks, b.stacks = b.stacks, a.stacks
+	}
+	// Stack i of b comes to lie at n-1-i; below it is nothing, or a's last ones.
+	for i, s := range b.stacks {
+		if below := n - 1 - i; below < len(a.stacks) {
+			on := &a.stacks[below]
+			next[on.last] = s.first
+			on.sum, on.last = on.sum+s.sum, s.last
+		} else {
+			a.stacks = append(a.stacks, s)
+		}
+	}
+	if len(b.stacks) == 1 {
+		// Only the last stack is new or has grown, which is by far the most usual.
+		s, at := a.stacks[len(a.stacks)-1], len(a.stacks)-1
+		for ; at > 0 && heavier(s, a.stacks[at-1]) < 0; at-- {
+			a.stacks[at] = a.stacks[at-1]
+		}
+		a.stacks[at] = s
+	} else {
+		slices.SortFunc(a.stacks, heavier)
+	}
+	a.spread = a.stacks[0].sum
+	if len(a.stacks) == n {
+		a.spread -= a.stacks[n-1].sum
+	}
+	return a
+}
+
+func heavier(a, b stack) int {
+	return cmp.Or(cmp.Compare(b.sum, a.sum), cmp.Compare(a.first, b.first))
+}
+
+// heaviestFirst is the numbers of weights in falling order of weight.
+func heaviestFirst(weights []float64) []int32 {
+	order := make([]int32, len(weights))
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(a, b int32) int {
+		return cmp.Or(cmp.Compare(weights[b], weights[a]), cmp.Compare(a, b))
+	})
+	return order
+}
+
+// largestFirst puts each weight onto the shard that is lightest so far, the
+// largest weight first. It returns the shard of each.
+func largestFirst(weights []float64, n int) []int32 {
+	type shard struct {
+		sum    float64
+		number int32
+	}
+	lighter := func(a, b *shard) bool { return a.sum < b.sum || a.sum == b.sum && a.number < b.number }
+	shards := make([]shard, n) // equal sums in order of numbers: a heap
+	for i := range shards {
+		shards[i].number = int32(i)
+	}
+	shardOf := make([]int32, len(weights))
+	for _, at := range heaviestFirst(weights) {
+		shardOf[at] = shards[0].number
+		shards[0].sum += weights[at]
+		sink(shards, 0, lighter)
+	}
+	return shardOf
+}
+
+// exchange makes shards more even that are not: the heaviest gives a weight to
+// another or changes one for a lighter one of it, for as long as that helps.
+// shardOf is changed.
+func exchange(weights []float64, shardOf []int32, n int) {
+	const enough = 1e-4 // relative to the mean: more even than this nobody needs
+	if n == 1 || len(weights) == 0 {
+		return
+	}
+	sums := make([]float64, n)
+	total := 0.0
+	for i, w := range weights {
+		sums[shardOf[i]] += w
+		total += w
+	}
+	mean := total / float64(n)
+	if slices.Max(sums) <= mean*(1+enough) {
+		return
+	}
+	has := make([][]int32, n) // the weights of each shard, heaviest first
+	for _, at := range heaviestFirst(weights) {
+		has[shardOf[at]] = append(has[shardOf[at]], at)
+	}
+	order := make([]int32, n) // shards, lightest first
+	for i := range order {
+		order[i] = int32(i)
+	}
+	for range 4*n + 64 {
+		slices.SortFunc(order, func(a, b int32) int { return cmp.Or(cmp.Compare(sums[a], sums[b]), cmp.Compare(a, b)) })
+		top := order[n-1]
+		if sums[top] <= mean*(1+enough) || len(has[top]) == 1 {
+			return
+		}
+		found := false
+		for _, other := range order[:n-1] {
+			gap := sums[top] - sums[other]
+			give, take := bestExchange(weights, has[top], has[other], gap)
+			if give < 0 {
+				continue
+			}
+			found = true
+			moved := move(weights, &has[top], &has[other], give)
+			shardOf[give] = other
+			if take >= 0 {
+				moved -= move(weights, &has[other], &has[top], take)
+				shardOf[take] = top
+			}
+			sums[top] -= moved
+			sums[other] += moved
+			break
+		}
+		if !found {
+			return
+		}
+	}
+}
+
+// bestExchange finds the weight to give and the one to take for it (-1: none)
+// that bring two shards, which are gap apart, nearest to each other. Where none
+// brings them nearer, give is -1.
+func bestExchange(weights []float64, from, to []int32, gap float64) (give, take int32) {
+	give, take = -1, -1
+	best := gap * (1 - 1e-9) // what is left of the gap
+	consider := func(g, t int32, moved float64) {
+		left := gap - 2*moved
+		if left < 0 {
+			left = -left
+		}
+		if moved > 0 && left < best {
+			best, give, take = left, g, t
+		}
+	}
+	// Both are heaviest first: the lighter what is given, the further along lies
+	// what to take for it.
+	j := 0
+	for _, g := range from {
+		consider(g, -1, weights[g])
+		for j < len(to) && weights[g]-weights[to[j]] < gap/2 {
+			j++
+		}
+		for _, k := range [2]int{j - 1, j} {
+			if k >= 0 && k < len(to) {
+				consider(g, to[k], weights[g]-weights[to[k]])
+			}
+		}
+	}
+	return give, take
+}
+
+// move takes a weight out of one list and puts it into another, both heaviest
+// first. It returns the weight.
+func move(weights []float64, from, to *[]int32, at int32) float64 {
+	before := func(a, b int32) int { return cmp.Or(cmp.Compare(weights[b], weights[a]), cmp.Compare(a, b)) }
+	i, _ := slices.BinarySearchFunc(*from, at, before)
+	*from = slices.Delete(*from, i, i+1)
+	i, _ = slices.BinarySearchFunc(*to, at, before)
+	*to = slices.Insert(*to, i, at)
+	return weights[at]
+}
+
+// push and pop keep a heap; before says which of two comes out first.
+func push[T any](h *[]T, x T, before func(a, b *T) bool) {
+	*h = append(*h, x)
+	s := *h
+	for i := len(s) - 1; i > 0; {
+		up := (i - 1) / 2
+		if !before(&s[i], &s[up]) {
+			return
+		}
+		s[i], s[up] = s[up], s[i]
+		i = up
+	}
+}
+
+func pop[T any](h *[]T, before func(a, b *T) bool) T {
+	s := *h
+	top, last := s[0], len(s)-1
+	s[0] = s[last]
+	*h = s[:last]
+	sink(*h, 0, before)
+	return top
+}
+
+// sink puts element i, which may have to come out later than it did, in its
+// place.
+func sink[T any](s []T, i int, before func(a, b *T) bool) {
+	for {
+		least := i
+		for _, child := range [2]int{2*i + 1, 2*i + 2} {
+			if child < len(s) && before(&s[child], &s[least]) {
+				least = child
+			}
+		}
+		if least == i {
+			return
+		}
+		s[i], s[least] = s[least], s[i]
+		i = least
+	}
+}
