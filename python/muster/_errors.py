@@ -225,6 +225,18 @@ class LimitError(MusterError, OSError):
     code = "limit"
 
 
+class StoreFullError(MusterError, MemoryError):
+    """A node's store has no room left, in memory or on disk."""
+
+    code = "store_full"
+
+
+class ReleasedError(MusterError, ValueError):
+    """What was given back, or lay in the store of a session that is over, is used again."""
+
+    code = "released"
+
+
 class InternalError(MusterError):
     """A bug of Muster's own."""
 
@@ -253,6 +265,8 @@ _CLASSES: dict[str, type[MusterError]] = {
         ProtocolError,
         AuthError,
         LimitError,
+        StoreFullError,
+        ReleasedError,
         InternalError,
     )
 }

@@ -56,6 +56,7 @@ ROLE_EVENTS = "events"
 ROLE_WORKER = "worker"
 ROLE_AGENT = "agent"
 ROLE_CONTROL = "control"
+ROLE_STORE = "store"
 
 HEADER = struct.Struct("<IBBHQII")  # length, kind, flags, nbuf, id, peer, ack
 HEADER_SIZE = 24
@@ -69,10 +70,24 @@ _GROW = 1 << 20
 _ZEROS = bytes(_GROW)
 _IOV_MAX = 1024
 _ALIGN = 16  # what malloc aligns to, and numpy is quickest with
+_REFERENCE = struct.Struct("<QQQII")  # object, offset, length, flags, zero
+_REFERS = 1 << 63  # in the table of buffers
+_REFERENCE_ENTRY = _REFERS | _REFERENCE.size
+_NEW = 1
+_MAX_OFFSET = 1 << 64
 
 _pack_header = HEADER.pack
 _unpack_header = HEADER.unpack_from
 _new = tuple.__new__
+
+
+class Reference(NamedTuple):
+    """A buffer whose bytes stay where they are: a stretch of an object in a store."""
+
+    object: int
+    offset: int
+    length: int
+    new: bool = False  # its maker names the object for the first time
 
 
 class Frame(NamedTuple):
@@ -84,7 +99,7 @@ class Frame(NamedTuple):
     peer: int
     ack: int
     body: Any
-    bufs: Sequence[memoryview]
+    bufs: Sequence[Any]  # memoryviews, and References
 
 
 # --- bodies of messages ------------------------------------------------------------
@@ -129,13 +144,22 @@ def pack_frame(
             f"a message with {len(bufs)} buffers is over the limit of {MAX_BUFFERS}: "
             "put small arrays together first, or send it in parts"
         )
-    views = [memoryview(buf) for buf in bufs]
-    lengths = [view.nbytes for view in views]
-    size += 8 * len(lengths) + sum(lengths)
+    views: list[Any] = []
+    entries: list[int] = []
+    for buf in bufs:
+        if type(buf) is Reference:
+            view = memoryview(_REFERENCE.pack(*buf[:3], _NEW if buf.new else 0, 0))
+            entries.append(_REFERENCE_ENTRY)
+        else:
+            view = memoryview(buf)
+            entries.append(view.nbytes)
+        size += view.nbytes
+        views.append(view)
+    size += 8 * len(entries)
     if size > MAX_FRAME:
         raise _too_large(size)
-    head = _pack_header(size, kind, flags, len(lengths), id, peer, ack)
-    table = struct.pack(f"<{len(lengths)}Q", *lengths)
+    head = _pack_header(size, kind, flags, len(entries), id, peer, ack)
+    table = struct.pack(f"<{len(entries)}Q", *entries)
     if size <= _JOIN:
         return [b"".join((head, table, body, *views))]
     start = [head + table + body] if len(body) <= _JOIN else [head + table, body]
@@ -197,7 +221,7 @@ def send_parts(sock: socket.socket, parts: Sequence[Any]) -> None:
 def _too_large(size: int) -> TooLargeError:
     return TooLargeError(
         f"a message of {size} bytes is over the limit of {MAX_FRAME} (1 GiB): "
-        "send it in parts, or pass a path or a reference instead"
+        "send it in parts, or pass a path instead"
     )
 
 
@@ -312,7 +336,7 @@ class FrameStream:
         table = HEADER_SIZE + 8 * nbuf
         if nbuf and len(have) >= table:
             sizes = struct.unpack_from(f"<{nbuf}Q", have, HEADER_SIZE)
-            pad = -(HEADER_SIZE + length - sum(sizes)) % _ALIGN
+            pad = -(HEADER_SIZE + length - _total(sizes)) % _ALIGN
         big = bytearray(min(pad + HEADER_SIZE + length, max(_GROW, pad + len(have))))
         big[pad : pad + len(have)] = have
         end = pad + len(have)
@@ -370,17 +394,35 @@ def _split(data: bytearray, pos: int) -> Frame:
         return _new(Frame, (kind, flags, id, peer, ack, whole[start:end], ()))
     sizes = struct.unpack_from(f"<{nbuf}Q", data, start)
     start += 8 * nbuf
-    at = end - sum(sizes)
+    at = end - _total(sizes)
     if at < start:
         raise ProtocolError(
             f"the buffers of a frame are longer than the frame ({length} bytes): "
-            f"{sum(sizes)} bytes in {nbuf} buffers"
+            f"{_total(sizes)} bytes in {nbuf} buffers"
         )
-    body, bufs = whole[start:at], []
-    for size in sizes:
-        bufs.append(whole[at : at + size])
-        at += size
+    body = whole[start:at]
+    bufs: list[Any] = []
+    for entry in sizes:
+        part = whole[at : at + (entry & ~_REFERS)]
+        bufs.append(_reference(part) if entry & _REFERS else part)
+        at += len(part)
     return _new(Frame, (kind, flags, id, peer, ack, body, bufs))
+
+
+def _total(sizes: Sequence[int]) -> int:
+    """How many bytes the buffers of a table have in the frame."""
+    return sum(size & ~_REFERS for size in sizes)
+
+
+def _reference(data: memoryview) -> Reference:
+    if len(data) != _REFERENCE.size:
+        raise ProtocolError(f"a reference of {len(data)} bytes instead of {_REFERENCE.size}")
+    obj, offset, length, flags, _ = _REFERENCE.unpack(data)
+    if not obj:
+        raise ProtocolError("a reference that names no object")
+    if offset + length >= _MAX_OFFSET:
+        raise ProtocolError(f"a reference to {length} bytes from {offset} on, which no object has")
+    return _new(Reference, (obj, offset, length, bool(flags & _NEW)))
 
 
 # --- hello -------------------------------------------------------------------------------

@@ -383,7 +383,8 @@ def test_an_unrebuildable_error_stays_remote_over_two_hops() -> None:
 
 CODES = """
     user worker_died node_lost head_lost timeout cancelled deadlock tainted invalid type not_found
-    placement resources import startup layout encoding too_large protocol auth limit internal
+    placement resources import startup layout encoding too_large protocol auth limit
+    store_full released internal
 """.split()  # noqa: SIM905
 
 
@@ -417,6 +418,8 @@ def test_classes_are_what_python_people_expect() -> None:
         "too_large": ValueError,
         "auth": PermissionError,
         "limit": OSError,
+        "store_full": MemoryError,
+        "released": ValueError,
     }
     for code, cls in expected.items():
         assert isinstance(from_wire({"code": code, "message": "m"}), cls)

@@ -109,6 +109,40 @@ def test_buffers_of_any_shape_are_sent_as_bytes(pair: Pair) -> None:
     assert [bytes(buf) for buf in frame.bufs] == [arr.tobytes() for arr in arrays]
 
 
+@pytest.mark.parametrize("size", [0, 100, 50_000, 3_000_000])
+def test_references_travel_among_buffers(pair: Pair, size: int) -> None:
+    a, b = pair
+    here = random.Random(size).randbytes(size)
+    refs = [_wire.Reference(5 << 48 | 7, 64, 1 << 40, True), _wire.Reference(2**64 - 1, 0, 0)]
+    thread = in_thread(lambda: send_frame(a, 8, 1, b"\xc0", [refs[0], here, refs[1]]))
+    frame = FrameStream(b).read()
+    thread.join(30)
+    assert frame.bufs[0] == refs[0] and frame.bufs[2] == refs[1]
+    assert bytes(frame.bufs[1]) == here and bytes(frame.body) == b"\xc0"
+
+
+def test_a_reference_of_any_length_fits_into_a_frame() -> None:
+    (frame,) = pack_frame(8, 1, b"\xc0", [_wire.Reference(1, 0, 1 << 62)] * 3)
+    assert len(frame) == _wire.HEADER_SIZE + 1 + 3 * (8 + 32)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (bytes(31), "of 31 bytes instead of 32"),
+        (bytes(32), "names no object"),
+        (struct.pack("<QQQII", 1, 1 << 63, 1 << 63, 0, 0), "no object has"),
+    ],
+)
+def test_malformed_references_are_refused(pair: Pair, data: bytes, why: str) -> None:
+    a, b = pair
+    frame = bytearray(pack_frame(8, 1, b"\xc0", [data])[0])
+    struct.pack_into("<Q", frame, _wire.HEADER_SIZE, 1 << 63 | len(data))
+    a.sendall(frame)
+    with pytest.raises(ProtocolError, match=why):
+        FrameStream(b).read()
+
+
 def test_more_buffers_than_one_iovec_takes(pair: Pair) -> None:
     a, b = pair
     bufs = [bytes([i % 256]) * 50 for i in range(5000)]
