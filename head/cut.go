@@ -79,7 +79,9 @@ func (p *pending) cutParts() error {
 				err = p.args.Element(v, i, s.From)
 			case dispatch.TakeRows:
 				err = p.args.Rows(v, i, s.From, s.To)
-			case dispatch.TakeWhole, dispatch.TakeEmpty:
+			case dispatch.TakeEmpty:
+				err = p.args.Empty(v, i)
+			case dispatch.TakeWhole:
 				err = p.args.Whole(v, i)
 			}
 			if err != nil {

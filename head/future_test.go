@@ -83,7 +83,7 @@ func TestFuturesThatFail(t *testing.T) {
 	c.fails(user, spec.CodeUser, "no data")
 
 	// A deadline and a cancel of what was not sent yet.
-	dep = c.send(callee{cluster: a.Number, method: "one"}, args())
+	dep = c.send(callee{cluster: a.Number, method: "one", flags: keep}, args())
 	late := c.send(callee{cluster: b.Number, method: "one", flags: marked, timeout: 50 * time.Millisecond}, args(future(dep, -1)))
 	c.fails(late, spec.CodeTimeout, "before it was sent", "a.one")
 	gone := c.send(callee{cluster: b.Number, method: "one", flags: marked}, args(future(dep, -1)))
@@ -97,7 +97,7 @@ func TestFuturesThatFail(t *testing.T) {
 	same(t, c.value(dep), "5")
 
 	// A worker that dies under one fails the other; a cluster that goes as well.
-	dep = c.send(callee{cluster: a.Number, method: "one"}, args())
+	dep = c.send(callee{cluster: a.Number, method: "one", flags: keep}, args())
 	user = c.send(callee{cluster: b.Number, method: "one", flags: marked}, args(future(dep, -1)))
 	within(t, legs, "leg").Worker.Die(wire.Exited{Code: 2})
 	c.fails(user, spec.CodeWorkerDied, "a-0", "exit code 2")

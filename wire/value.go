@@ -16,6 +16,7 @@ const (
 	extPerRank   = 5
 	extBroadcast = 6
 	extFuture    = 21
+	extBatch     = 36
 
 	lastContainer = 15 // codes 1-15 hold one value
 	firstBuffered = 32 // codes 32-47 begin with u32 first, u32 n
@@ -270,5 +271,5 @@ func TypeName(b []byte) string {
 var extNames = map[int8]string{
 	extTuple: "tuple", 2: "set", 3: "frozenset", 4: "dataclass", extPerRank: "PerRank", extBroadcast: "Broadcast",
 	16: "int", 17: "complex", 18: "range", 19: "bytearray", 20: "numpy scalar", extFuture: "future",
-	32: "ndarray", 34: "bytes", 35: "torch tensor",
+	32: "ndarray", 34: "bytes", 35: "torch tensor", extBatch: "Batch",
 }

@@ -64,7 +64,7 @@ func BenchmarkChain(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				v.Reset()
-				if ok, err := v.Chain(parts); !ok || err != nil {
+				if ok, err := v.Chain(parts, nil); !ok || err != nil {
 					b.Fatal(err)
 				}
 			}

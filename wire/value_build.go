@@ -70,9 +70,19 @@ func (v *Value) List(parts []Value) error {
 	return nil
 }
 
-// Chain appends one list of the elements of all parts, in order. Where a part
-// is no list it appends nothing and returns false.
-func (v *Value) Chain(parts []Value) (bool, error) {
+// Chain appends one list of the elements of all parts, in order, or one batch of
+// their rows. Where a part is neither, or they are not all alike, it appends
+// nothing and returns false. Of shards, where not nil, each part is what became
+// of one: the caller's order is restored where that can be.
+func (v *Value) Chain(parts []Value, shards [][]uint32) (bool, error) {
+	if len(parts) > 0 && isBatch(parts[0].Raw) {
+		for i := range parts {
+			if !isBatch(parts[i].Raw) {
+				return false, nil
+			}
+		}
+		return true, v.chainBatches(parts, shards)
+	}
 	total := 0
 	for i := range parts {
 		h, err := readHead(parts[i].Raw, 0)
@@ -88,6 +98,15 @@ func (v *Value) Chain(parts []Value) (bool, error) {
 		return false, spec.Errorf(spec.CodeTooLarge, "a list of %d elements is over the limit of %d", total, uint32(math.MaxUint32))
 	}
 	start, had := len(v.Raw), len(v.Bufs)
+	if shards != nil {
+		done, err := v.chainRestored(parts, shards)
+		if err != nil {
+			v.Raw, v.Bufs = v.Raw[:start], v.Bufs[:had]
+		}
+		if done || err != nil {
+			return done, err
+		}
+	}
 	v.Array(total)
 	for i := range parts {
 		h, err := readHead(parts[i].Raw, 0)
@@ -154,16 +173,28 @@ func (p *Payload) Element(v *Value, i, k int) error {
 // Rows appends elements from to (not included) to of argument i, as a list or
 // tuple like the argument itself.
 func (p *Payload) Rows(v *Value, i, from, to int) error {
+	if a := &p.Args[i]; a.Kind == ArgBatch {
+		if from < 0 || from > to || to > a.Len {
+			return spec.Errorf(spec.CodeInternal, "rows %d to %d of a batch of %d were asked for", from, to, a.Len)
+		}
+		h := a.Batch.Slice(from, to)
+		p.lead(v, i)
+		return v.appendBatch(&h, a.batchBufs)
+	}
 	body, err := p.Args[i].cut(from, to)
 	if err != nil {
 		return err
 	}
-	a := p.lead(v, i)
+	return v.elements(p.lead(v, i), body, to-from)
+}
+
+// elements appends n elements of a as a list or tuple like it.
+func (v *Value) elements(a *Arg, body []byte, n int) error {
 	if a.Kind == ArgTuple {
-		v.Raw = appendExtHead(v.Raw, extTuple, arrayHeadSize(to-from)+len(body))
+		v.Raw = appendExtHead(v.Raw, extTuple, arrayHeadSize(n)+len(body))
 	}
-	v.Array(to - from)
-	return v.append(body, to-from, a.Bufs)
+	v.Array(n)
+	return v.append(body, n, a.Bufs)
 }
 
 // cut returns the bytes of elements from to (not included) to.

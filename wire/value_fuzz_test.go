@@ -105,7 +105,7 @@ func cutAndChain(t *testing.T, p *Payload, i, parts int) {
 		}
 	}
 	var v Value
-	if ok, err := v.Chain(pieces); !ok || err != nil {
+	if ok, err := v.Chain(pieces, nil); !ok || err != nil {
 		t.Fatalf("pieces do not chain: %v", err)
 	}
 	if want := append(appendArrayHead(nil, a.Len), a.body...); !bytes.Equal(v.Raw, want) {

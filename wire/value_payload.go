@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 
+	"github.com/muster-rl/muster/batch"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -23,9 +24,12 @@ const (
 // Arg is one argument of a payload: where it lies, not what it holds.
 type Arg struct {
 	Kind ArgKind
-	Len  int    // elements of a list, tuple or PerRank
+	Len  int    // elements of a list, tuple or PerRank; rows of a batch
 	Raw  []byte // the value, mark included
 	Bufs []Buf  // of the frame it came in
+
+	Batch     *batch.Handle // of a batch
+	batchBufs []Buf         // those that it numbers
 
 	key      []byte // its keyword, encoded; nil for a positional one
 	name     []byte // the same, its text alone
@@ -168,6 +172,8 @@ func (a *Arg) parse(raw []byte, bufs []Buf) error {
 			return trailingBytes(len(inside) - end)
 		}
 		a.Kind, a.body = ArgBroadcast, inside
+	case extBatch:
+		return a.parseBatch(inside)
 	case extFuture:
 		if len(inside) != 12 {
 			return spec.Errorf(spec.CodeProtocol, "a malformed payload: a future of %d bytes instead of 12", len(inside))
@@ -196,7 +202,7 @@ func (p *Payload) Splice(i int, value []byte, bufs []Buf) error {
 		err = a.parse(value, bufs)
 	}
 	a.key, a.name = key, name
-	if err == nil && a.Kind > ArgTuple {
+	if err == nil && a.Kind > ArgTuple && a.Kind != ArgBatch {
 		err = spec.Errorf(spec.CodeInvalid,
 			"a call returned a %s and its future is an argument of another: return the plain value and mark the argument instead", TypeName(value))
 	}

@@ -262,7 +262,7 @@ func TestChainAndList(t *testing.T) {
 	two := Value{Raw: listOf()}
 	three := Value{Raw: listOf(buffered(0, 1, ""), ints(1)), Bufs: Bytes([]byte("second"))}
 	var v Value
-	ok, err := v.Chain([]Value{one, two, three})
+	ok, err := v.Chain([]Value{one, two, three}, nil)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
@@ -278,14 +278,14 @@ func TestChainAndList(t *testing.T) {
 	}
 	for _, other := range [][]byte{tupleOf(), str("x"), {0xc0}, ext(2, ints())} {
 		v.Reset()
-		if ok, err := v.Chain([]Value{one, {Raw: other}}); ok || err != nil || len(v.Raw) != 0 {
+		if ok, err := v.Chain([]Value{one, {Raw: other}}, nil); ok || err != nil || len(v.Raw) != 0 {
 			t.Errorf("a %s was chained: %v %v % x", TypeName(other), ok, err, v.Raw)
 		}
 	}
 	v.Reset()
-	_, err = v.Chain([]Value{one, {}})
+	_, err = v.Chain([]Value{one, {}}, nil)
 	wantCode(t, err, spec.CodeProtocol)
-	_, err = v.Chain([]Value{one, {Raw: listOf(buffered(1, 1, "")), Bufs: Bytes([]byte{1})}})
+	_, err = v.Chain([]Value{one, {Raw: listOf(buffered(1, 1, "")), Bufs: Bytes([]byte{1})}}, nil)
 	if wantCode(t, err, spec.CodeProtocol); len(v.Raw) != 0 || len(v.Bufs) != 0 {
 		t.Fatalf("a failed chain left % x", v.Raw)
 	}
