@@ -2,6 +2,7 @@ package batch
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -33,13 +34,17 @@ func difference(weights []float64, n int) []int32 {
 		}
 		return pop(&several, wider)
 	}
-	for turn := int32(0); len(several)+len(stacks) > 1; turn++ {
-		a := widest()
-		made := lay(a, widest(), n, next)
-		made.turn = turn
-		push(&several, made, wider)
+	a := widest()
+	for turn := int32(0); len(several)+len(stacks) > 0; turn++ {
+		a = lay(a, widest(), n, next)
+		a.turn = turn
+		// Most often it takes one weight after another and stays the widest.
+		if len(several) > 0 && a.spread < several[0].spread || len(stacks) > 0 && a.spread < stacks[0].sum {
+			push(&several, a, wider)
+			a = widest()
+		}
 	}
-	for shard, s := range widest().stacks {
+	for shard, s := range a.stacks {
 		for at := s.first; at >= 0; at = next[at] {
 			shardOf[at] = int32(shard)
 		}
@@ -98,18 +103,51 @@ func lay(a, b partial, n int, next []int32) partial {
 }
 
 func heavier(a, b stack) int {
-	return cmp.Or(cmp.Compare(b.sum, a.sum), cmp.Compare(a.first, b.first))
+	switch {
+	case a.sum > b.sum:
+		return -1
+	case a.sum < b.sum:
+		return 1
+	}
+	return int(a.first - b.first)
 }
 
-// heaviestFirst is the numbers of weights in falling order of weight.
+// heaviestFirst is the numbers of weights in falling order of weight, of equal
+// ones in rising order. It is a radix sort: weights are never negative, so their
+// bits are ordered as they are.
 func heaviestFirst(weights []float64) []int32 {
-	order := make([]int32, len(weights))
-	for i := range order {
-		order[i] = int32(i)
+	type keyed struct {
+		key uint64
+		at  int32
 	}
-	slices.SortFunc(order, func(a, b int32) int {
-		return cmp.Or(cmp.Compare(weights[b], weights[a]), cmp.Compare(a, b))
-	})
+	const digit = 11
+	keys, other := make([]keyed, len(weights)), make([]keyed, len(weights))
+	for i, w := range weights {
+		keys[i] = keyed{^math.Float64bits(w), int32(i)}
+	}
+	for shift := 0; shift < 64; shift += digit {
+		var starts [1 << digit]int32
+		for i := range keys {
+			starts[keys[i].key>>shift%(1<<digit)]++
+		}
+		if len(keys) > 0 && int(starts[keys[0].key>>shift%(1<<digit)]) == len(keys) {
+			continue // this digit tells none apart
+		}
+		sum := int32(0)
+		for i, n := range starts {
+			starts[i], sum = sum, sum+n
+		}
+		for _, k := range keys {
+			at := &starts[k.key>>shift%(1<<digit)]
+			other[*at] = k
+			*at++
+		}
+		keys, other = other, keys
+	}
+	order := make([]int32, len(keys))
+	for i := range keys {
+		order[i] = keys[i].at
+	}
 	return order
 }
 
@@ -138,7 +176,7 @@ func largestFirst(weights []float64, n int) []int32 {
 // another or changes one for a lighter one of it, for as long as that helps.
 // shardOf is changed.
 func exchange(weights []float64, shardOf []int32, n int) {
-	const enough = 1e-4 // relative to the mean: more even than this nobody needs
+	const enough = 1e-3 // relative to the mean: more even than this nobody needs
 	if n == 1 || len(weights) == 0 {
 		return
 	}

@@ -17,8 +17,8 @@ type Source struct {
 // handle that it makes. key tells which buffers are the same: those with equal
 // keys, of one handle or of several, become one; the zero key is equal to none.
 //
-// A cut stays where all that have rows have one of its kind: groups of the same
-// number are one group. Metas that are equal stay once, in order.
+// What all cuts say stays: weights, groups (those of the same number are one
+// group), an equal multiple. Metas that are equal stay once, in order.
 func Concat[K comparable](handles []Handle, key func(handle, buf int) K) (Handle, []Source, error) {
 	if len(handles) == 0 {
 		return Handle{}, nil, spec.Errorf(spec.CodeInvalid, "no batches to put together: pass one at least")

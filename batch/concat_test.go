@@ -49,10 +49,8 @@ func TestConcat(t *testing.T) {
 			for c, name := range columns {
 				want.rows[c] = append(want.rows[c], m.rows[slices.Index(m.columns, name)]...)
 			}
-			if handles[i].Rows > 0 {
-				weighted = weighted && m.weights != nil
-				grouped = grouped && m.groups != nil
-			}
+			weighted = weighted && m.weights != nil
+			grouped = grouped && m.groups != nil
 			want.weights, want.groups = append(want.weights, m.weights...), append(want.groups, m.groups...)
 			want.metas = append(want.metas, m.metas...)
 		}

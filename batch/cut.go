@@ -96,33 +96,26 @@ func gather[T any](from []T, blocks []uint32, size int) []T {
 	return out
 }
 
-// joinCuts is the cut of handles that are put together.
+// joinCuts is the cut of handles that are put together: what all of them say.
 func joinCuts(handles []Handle) *Cut {
-	var out *Cut
-	rows := 0
+	var out Cut
 	for i := range handles {
-		h := &handles[i]
-		if h.Rows == 0 && rows+len(handles)-1-i > 0 {
-			continue // of no rows nothing is known; the last is asked where none has any
-		}
-		c := h.Cut
-		if c == nil {
+		c := handles[i].Cut
+		switch {
+		case c == nil:
 			return nil
+		case i == 0:
+			out = Cut{slices.Clip(c.Weights), slices.Clip(c.Groups), c.Multiple}
+			continue
+		case out.Multiple != c.Multiple:
+			out.Multiple = 0
 		}
-		if rows == 0 {
-			out = &Cut{slices.Clip(c.Weights), slices.Clip(c.Groups), c.Multiple}
-		} else {
-			out.Weights, out.Groups = joinBoth(out.Weights, c.Weights), joinBoth(out.Groups, c.Groups)
-			if out.Multiple != c.Multiple {
-				out.Multiple = 0
-			}
-		}
-		rows += h.Rows
+		out.Weights, out.Groups = joinBoth(out.Weights, c.Weights), joinBoth(out.Groups, c.Groups)
 	}
-	if out == nil || out.Weights == nil && out.Groups == nil && out.Multiple == 0 {
+	if out.Weights == nil && out.Groups == nil && out.Multiple == 0 {
 		return nil
 	}
-	return out
+	return &out
 }
 
 func joinBoth[T any](a, b []T) []T {
