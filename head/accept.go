@@ -180,6 +180,7 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 		go h.watchOwner(watch, hello.Pid)
 		w.Token = h.token
 		c := h.addCaller(p, conn, nil)
+		c.pid = hello.Pid
 		h.storesOf(&w, c.holder(), 0)
 		c.runtime = hello.Runtime
 		h.owner, h.ownerPid = c, hello.Pid
@@ -191,6 +192,7 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 			return nil, w, err
 		}
 		c := h.addCaller(p, conn, wk)
+		c.pid = hello.Pid
 		h.storesOf(&w, c.holder(), wk.nodeIndex())
 		c.runtime = hello.Runtime
 		return c, w, nil

@@ -17,6 +17,7 @@ type caller struct {
 	port    port
 	conn    *wire.Conn // nil for a relayed one
 	worker  *worker    // whose process it is in, nil for scripts
+	pid     int
 	runtime spec.Runtime
 	left    bool // its connection has ended
 	dead    bool // its process is known to be gone
@@ -128,6 +129,8 @@ func (c *caller) serve(verb string, body []byte) (marshaler, error) {
 		return orError(h.plan(&req))
 	case "status":
 		return h.status(), nil
+	case "store":
+		return orError(h.stores(c.ctx))
 	case "cluster.stacks":
 		var req wire.ClusterStacks
 		if err := parse(verb, &req, body); err != nil {

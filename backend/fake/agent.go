@@ -166,6 +166,16 @@ func (a *Agent) handle(f *wire.Frame) {
 			answer, err = a.request(verb, body)
 		}
 		a.respond(f.ID, answer, err)
+	case f.Kind == wire.KindNotice && a.script.Objects != nil:
+		var o wire.Objects
+		verb, body, err := wire.ReadVerb(f.Body)
+		if err == nil {
+			_, err = o.UnmarshalMsg(body)
+		}
+		if err != nil || verb != "objects" {
+			panic(fmt.Sprintf("a notice %q that cannot be read: %v", verb, err))
+		}
+		a.script.Objects(a.join.Node, o)
 	}
 }
 
@@ -253,6 +263,8 @@ func (a *Agent) request(verb string, body []byte) (msgp.Marshaler, error) {
 			held.Ports[i] = a.port
 		}
 		return held, nil
+	case "store":
+		return &wire.StoreStatus{Node: a.join.Node}, nil
 	case "release_ports":
 		return &wire.Empty{}, nil
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
 )
 
 // Script says what the agents and workers of a Backend do. Every part may be
@@ -32,6 +33,8 @@ type Script struct {
 	Cancel func(w *Worker, leg *Leg) string
 	// Stack says what a worker is doing; by default which leg it holds.
 	Stack func(w *Worker) string
+	// Objects is told what the head tells a node's store.
+	Objects func(node int, o wire.Objects)
 	// Stop is told before a worker is stopped on the head's request.
 	Stop func(w *Worker)
 }

@@ -1,0 +1,168 @@
+package head_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/muster-rl/muster/backend/fake"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// stored is a rig whose stores only tell what they were told.
+func stored(t *testing.T, virtual string, script fake.Script) (r *rig, told chan string) {
+	t.Helper()
+	told = make(chan string, 1024)
+	script.Objects = func(node int, o wire.Objects) {
+		for what, list := range map[string][]uint64{"hold": o.Hold, "drop": o.Drop} {
+			for _, object := range list {
+				told <- fmt.Sprintf("%d %s %d", node, what, object&0xffff)
+			}
+		}
+	}
+	return newRig(t, setup{virtual: virtual, script: script}), told
+}
+
+// tells waits for what the stores are told, in any order.
+func tells(t *testing.T, told chan string, want ...string) {
+	t.Helper()
+	var got []string
+	for range want {
+		got = append(got, within(t, told, "news for a store, of "+strings.Join(want, ", ")))
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Fatalf("told %q, want %q", got, want)
+	}
+}
+
+// object is the n-th of a node's store, as its maker first names it.
+func object(node, n uint64) wire.Buf {
+	return wire.Ref{Object: node<<48 | n, Length: 1 << 20, New: true}.Buf()
+}
+
+// array is a value of one buffer.
+var array = []byte(extension(32, []byte{0, 0, 0, 0, 1, 0, 0, 0, 0x90}))
+
+func (c *controller) sendBufs(to callee, payload []byte, bufs ...wire.Buf) uint64 {
+	id := c.next.Add(1)
+	c.conn.Send(wire.Header{Kind: wire.KindCall, ID: id, Ack: c.read.Load()}, append(to.route(), payload...), bufs)
+	return id
+}
+
+func (c *controller) release(node, n uint64, count int) {
+	c.t.Helper()
+	body, err := wire.AppendVerb(nil, "release", &wire.Releases{Objects: []wire.Released{{Object: node<<48 | n, Count: count}}})
+	must(c.t, err)
+	c.conn.Send(wire.Header{Kind: wire.KindNotice}, body, nil)
+}
+
+func release(w *fake.Worker, node, n uint64, count int) {
+	body, err := wire.AppendVerb(nil, "release", &wire.Releases{Objects: []wire.Released{{Object: node<<48 | n, Count: count}}})
+	if err != nil {
+		panic(err)
+	}
+	w.Send(wire.Header{Kind: wire.KindNotice}, body)
+}
+
+// An object lives while its maker, a call or a receiver knows of it.
+func TestObjectsAreHeld(t *testing.T) {
+	both(t, func(t *testing.T, relay string) {
+		legs, script := held()
+		r, told := stored(t, "2x2"+relay, script)
+		info, err := r.create(r.owner, r.pool(0, 2), "a", 2)
+		must(t, err)
+		c, n := r.owner, info.Number
+		id := c.sendBufs(callee{cluster: n, method: "all"}, args(raw(array)), object(0, 1))
+		tells(t, told, "0 hold 1")
+		c.release(0, 1, 1) // the call still needs it
+		both := take(t, legs, 2)
+		for rank, l := range both {
+			if ref, ok := l.Bufs[0].Ref(); !ok || ref.New || ref.Object != 1 {
+				t.Fatalf("rank %d got %+v", rank, l.Bufs)
+			}
+		}
+		// Each returns an object of its own node's, lets go of it and of the argument.
+		for rank, l := range both {
+			l.ReturnValue(wire.Value{Raw: array, Bufs: []wire.Buf{object(uint64(rank), 10+uint64(rank))}})
+			release(l.Worker, 0, 1, 1)
+			release(l.Worker, uint64(rank), 10+uint64(rank), 1)
+		}
+		f := c.answer(id)
+		if len(f.Bufs) != 2 || f.Bufs[0].Object != 10 || f.Bufs[1].Object != 1<<48|11 {
+			t.Fatalf("%+v", f.Bufs)
+		}
+		tells(t, told, "0 hold 10", "1 hold 11", "0 drop 1")
+		c.release(0, 10, 5) // more than it has: as much as it has
+		tells(t, told, "0 drop 10")
+
+		// Passed on by reference, and let go of by its sender in the same breath.
+		id = c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1<<48 | 11}.Buf())
+		c.release(1, 11, 1)
+		both = take(t, legs, 2)
+		both[1].Return([]byte{0xc0})
+		release(both[0].Worker, 1, 11, 1)
+		both[0].Worker.Die(wire.Exited{Code: 1}) // and with it all that it knows of
+		c.fails(id, spec.CodeWorkerDied, "a-0")
+		release(both[1].Worker, 1, 11, 1)
+		tells(t, told, "1 drop 11")
+	})
+}
+
+// A caller's end is the end of all that it knew of, and so is a worker's; a call
+// that is refused leaves its maker what it made.
+func TestObjectsGoWithTheirHolders(t *testing.T) {
+	legs, script := held()
+	r, told := stored(t, "1x0", script)
+	n := r.cluster("a", 2).Number
+	other := r.attach()
+	other.fails(other.sendBufs(callee{cluster: n, method: "nonsense"}, args(raw(array)), object(0, 1)), spec.CodeNotFound)
+	tells(t, told, "0 hold 1")
+	id := other.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), object(0, 2))
+	tells(t, told, "0 hold 2")
+	out := take(t, legs, 2)
+	out[0].ReturnValue(wire.Value{Raw: array, Bufs: []wire.Buf{object(0, 3)}})
+	out[1].Return([]byte{0xc0})
+	other.answer(id)
+	tells(t, told, "0 hold 3")
+	for _, l := range out {
+		release(l.Worker, 0, 2, 1)
+	}
+	out[0].Worker.Die(wire.Exited{Code: 1}) // the caller knows of what it gave
+	other.close()
+	tells(t, told, "0 drop 1", "0 drop 2", "0 drop 3")
+	var report wire.StoreReport
+	must(t, r.owner.ask("store", &wire.Empty{}, &report))
+	if len(report.Nodes) != 1 || len(report.Holders) == 0 {
+		t.Errorf("%+v", report)
+	}
+}
+
+// The result of a call is held for a call that waits for it.
+func TestObjectsOfFutures(t *testing.T) {
+	legs, script := held()
+	r, told := stored(t, "1x0", script)
+	n := r.cluster("a", 1).Number
+	c := r.owner
+	dep := c.send(callee{cluster: n, method: "one", flags: keep}, args())
+	user := c.send(callee{cluster: n, method: "one", flags: marked}, args(future(dep, -1)))
+	l := within(t, legs, "leg")
+	l.ReturnValue(wire.Value{Raw: array, Bufs: []wire.Buf{object(0, 1)}})
+	release(l.Worker, 0, 1, 1)
+	tells(t, told, "0 hold 1")
+	c.answer(dep)
+	c.release(0, 1, 1)
+	next := within(t, legs, "the leg that waited")
+	if len(next.Bufs) != 1 || next.Bufs[0].Object != 1 {
+		t.Fatalf("%+v", next.Bufs)
+	}
+	next.Return([]byte{0xc0})
+	release(next.Worker, 0, 1, 1)
+	c.answer(user)
+	c.send(callee{cluster: n, method: "one"}, args()) // acknowledges
+	within(t, legs, "leg").Return([]byte{0xc0})
+	tells(t, told, "0 drop 1")
+}
