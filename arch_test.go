@@ -40,6 +40,7 @@ var layers = map[string]int{
 	"head":      5,
 	"agent":     4,
 	"backend":   4,
+	"store":     4,
 	"device":    2,
 	"process":   1,
 	"session":   1,
@@ -55,6 +56,7 @@ var layers = map[string]int{
 // sideways are the imports between folders of one layer that are meant.
 var sideways = map[string]string{
 	"agent -> backend": "an agent is told what to do by a backend.Join",
+	"agent -> store":   "an agent has the store of its node",
 }
 
 // pure packages take inputs and return decisions.

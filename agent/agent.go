@@ -16,6 +16,7 @@ import (
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/store"
 	"github.com/muster-rl/muster/wire"
 )
 
@@ -40,6 +41,7 @@ type agent struct {
 	zygotes *zygotes
 	relay   *relay
 	ports   ports
+	store   *store.Store
 
 	mu      sync.Mutex
 	workers map[uint32]*worker
@@ -76,14 +78,22 @@ func Run(ctx context.Context, join backend.Join) error {
 		fmt.Fprintf(os.Stderr, "muster agent: node %s: %v\n", join.Name, trouble)
 		adoptStuck(a.reaper)
 	}
+	holdings, err := storeOptions(join, a.files)
+	if err != nil {
+		return err
+	}
 	listener, err := a.listen()
 	if err != nil {
 		return err
 	}
 	defer listener.Close() // removes the socket too
-	if err := a.dial(report(join, devices, trouble, a.files)); err != nil {
+	welcome, err := a.dial(report(join, devices, trouble, a.files))
+	if err != nil {
 		return err
 	}
+	holdings.Token, holdings.Process = welcome.StoreToken, a.processName
+	a.store = store.New(holdings)
+	defer a.store.Close()
 	a.relay = newRelay(a.head)
 	a.out = newOutbox(a.head)
 	a.zygotes = &zygotes{
@@ -143,18 +153,19 @@ func socketPath(join backend.Join) string {
 }
 
 // dial joins the head.
-func (a *agent) dial(node *spec.Node) error {
+func (a *agent) dial(node *spec.Node) (wire.Welcome, error) {
 	conn, err := wire.Dial(a.join.Head)
 	if err != nil {
-		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+		return wire.Welcome{}, fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
 	}
 	hello := wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: node}
-	if _, err := wire.Join(conn, hello); err != nil {
+	welcome, err := wire.Join(conn, hello)
+	if err != nil {
 		_ = conn.Close()
-		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+		return wire.Welcome{}, fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
 	}
 	a.head = conn
-	return nil
+	return welcome, nil
 }
 
 // accept takes connections of workers until the listener is closed.
@@ -189,6 +200,8 @@ func (a *agent) serve(nc net.Conn) {
 		a.serveControl(conn, hello)
 	case wire.RoleWorker, wire.RoleController, wire.RoleEvents:
 		a.relay.serve(conn, hello)
+	case wire.RoleStore:
+		a.store.Serve(conn, hello)
 	default:
 		wire.Refuse(conn, spec.Errorf(spec.CodeProtocol, "an agent takes no connection of role %q", hello.Role))
 	}

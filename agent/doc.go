@@ -1,6 +1,7 @@
 // Package agent is the one process per node that starts, watches and reaps that
-// node's workers, keeps their logs, holds ports, tells stacks, and relays calls
-// where workers do not reach the head themselves; and the warden around it.
+// node's workers, keeps their logs, holds ports, tells stacks, has the node's
+// store, and relays calls where workers do not reach the head themselves; and
+// the warden around it.
 //
 // A worker's life at the agent:
 //
@@ -14,7 +15,7 @@
 // become children when the zygote's second fork loses its parent, all carry
 // PDEATHSIG, and a child nobody announced is left over from a dead worker.
 //
-// The package imports wire, spec, backend, device and process. It never decides
+// The package imports wire, spec, store, backend, device and process. It never decides
 // which worker runs where, never reads what calls carry, and never dials a
 // worker.
 package agent

@@ -26,6 +26,10 @@ func (a *agent) serveHead(ctx context.Context) error {
 			}
 		case f.Kind == wire.KindRequest:
 			a.request(ctx, f)
+		case f.Kind == wire.KindNotice:
+			if err := a.notice(f); err != nil {
+				return err
+			}
 		}
 		if !a.head.Buffered() {
 			a.relay.flush()
@@ -116,6 +120,8 @@ func (a *agent) prepare(ctx context.Context, verb string, body []byte) (func() (
 			a.ports.release(req.Cluster)
 			return &wire.Empty{}, nil
 		}, err
+	case "store":
+		return func() (msgp.Marshaler, error) { return a.store.Status(), nil }, nil
 	}
 	return nil, spec.Errorf(spec.CodeProtocol, "an agent knows no request %q", verb)
 }

@@ -45,6 +45,7 @@ type Join struct {
 	LogDir  string `json:"log_dir"` // for logs; stays
 	Owner   int    `json:"owner"`   // pid of the process all this is for; 0: none
 	Virtual int    `json:"virtual"` // number of virtual devices; -1: find real ones
+	Sharing int    `json:"sharing"` // nodes that share the machine, this one included; Launch fills that in
 	Relay   bool   `json:"relay"`   // workers' calls go through the agent
 	Python  string `json:"python"`  // interpreter for what must load a driver's library; "": any
 }

@@ -59,6 +59,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	join.Sharing = max(1, b.nodes)
 	text, err := json.Marshal(join)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,156 @@
+package store
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// status is all that the ledger knows, largest objects first.
+func (l *ledger) status() *wire.StoreStatus {
+	s := &wire.StoreStatus{
+		Node: int(l.ids >> 48), Budget: l.budget, Used: l.used, Pooled: l.pooled, Spilled: l.spilled, SpillLimit: l.spillLimit,
+		Objects: make([]wire.StoreObject, 0, len(l.objects)),
+	}
+	views := map[uint64][]wire.StoreView{}
+	for p := range l.peers {
+		for id, v := range p.views {
+			views[id] = append(views[id], wire.StoreView{Holder: p.holder, Count: v.count, Since: v.since})
+		}
+	}
+	for id, o := range l.objects {
+		info := wire.StoreObject{
+			Object: id, Bytes: o.size, State: o.state.String(), What: o.what, Maker: o.maker.holder,
+			Held: o.held, Since: o.since, Views: views[id],
+		}
+		if info.Views == nil {
+			info.Views = []wire.StoreView{}
+		}
+		slices.SortFunc(info.Views, func(a, b wire.StoreView) int {
+			return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Holder, b.Holder))
+		})
+		s.Objects = append(s.Objects, info)
+	}
+	slices.SortFunc(s.Objects, func(a, b wire.StoreObject) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Object, b.Object))
+	})
+	return s
+}
+
+// told is how many objects the error of a full store names.
+const told = 4
+
+// place is what the error of a full store needs to know of where it is.
+type place struct {
+	node     string
+	spillDir string
+	spillOff string // why nothing is spilled, where nothing is
+	name     func(pid int) string
+}
+
+// fullError says who has the room that is wanted. cause is what went wrong
+// beyond that: a disk, the machine's memory.
+func (l *ledger) fullError(at place, size uint64, cause error, now float64) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "the store of %s has no room for %s", at.node, bytesText(size))
+	switch {
+	case size > l.budget:
+		fmt.Fprintf(&b, ": that is more than its whole budget of %s", bytesText(l.budget))
+	case len(l.segments) >= l.maxSegments:
+		fmt.Fprintf(&b, ": it has %d segments, and no descriptors for more", len(l.segments))
+	default:
+		fmt.Fprintf(&b, ": %s of its budget of %s are in use", bytesText(l.used), bytesText(l.budget))
+	}
+	switch {
+	case cause != nil:
+		fmt.Fprintf(&b, "; %v", cause)
+	case at.spillDir == "":
+		fmt.Fprintf(&b, "; nothing is spilled to disk (%s)", at.spillOff)
+	case size <= l.budget:
+		fmt.Fprintf(&b, "; %s of at most %s are spilled to %s, and what is being read or written stays in memory", bytesText(l.spilled), bytesText(l.spillLimit), at.spillDir)
+	}
+	if largest := l.largest(at, now); len(largest) > 0 {
+		b.WriteString(". The largest in memory: " + strings.Join(largest, "; "))
+	}
+	b.WriteString(". Let go of batches and arrays that are not needed (del, release()), send less at once, or give it more: MUSTER_STORE_BYTES")
+	if at.spillDir == "" {
+		b.WriteString(", MUSTER_SPILL_DIR")
+	} else {
+		b.WriteString(", MUSTER_SPILL_BYTES")
+	}
+	b.WriteString(". muster store shows all of it")
+	e := spec.Errorf(spec.CodeStoreFull, "%s", b.String())
+	e.Node = at.node
+	return e
+}
+
+// largest words the largest objects in memory: what they are, who made them and
+// who keeps them, since when.
+func (l *ledger) largest(at place, now float64) []string {
+	var all []*object
+	for _, o := range l.objects {
+		if o.segment != nil && !o.segment.file {
+			all = append(all, o)
+		}
+	}
+	slices.SortFunc(all, func(a, b *object) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.id, b.id)) })
+	var lines []string
+	for _, o := range all[:min(told, len(all))] {
+		what := o.what
+		if what == "" {
+			what = "an object"
+		}
+		line := fmt.Sprintf("%s, %s, made by %s %s ago", bytesText(o.size), what, at.name(o.maker.pid), secondsText(now-o.since))
+		var readers []string
+		for p := range l.peers {
+			if v := p.views[o.id]; v != nil {
+				readers = append(readers, fmt.Sprintf("%s for %s", at.name(p.pid), secondsText(now-v.since)))
+			}
+		}
+		slices.Sort(readers)
+		switch {
+		case len(readers) > 3:
+			line += fmt.Sprintf(", read by %s and %d more", strings.Join(readers[:3], ", "), len(readers)-3)
+		case len(readers) > 0:
+			line += ", read by " + strings.Join(readers, ", ")
+		case o.state == writing:
+			line += ", being written"
+		case o.state == broken:
+			line += ", never finished"
+		case o.held:
+			line += ", somebody has a handle of it"
+		default:
+			line += ", not sent yet"
+		}
+		lines = append(lines, line)
+	}
+	if more := len(all) - told; more > 0 {
+		lines = append(lines, fmt.Sprintf("%d more", more))
+	}
+	return lines
+}
+
+func bytesText(n uint64) string {
+	value, units := float64(n), []string{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"}
+	for value >= 1000 && len(units) > 1 {
+		value, units = value/1024, units[1:]
+	}
+	if units[0] == "bytes" {
+		return fmt.Sprintf("%d bytes", n)
+	}
+	return fmt.Sprintf("%.3g %s", value, units[0])
+}
+
+func secondsText(s float64) string {
+	if s < 10 {
+		return fmt.Sprintf("%.1f s", max(0, s))
+	}
+	if s < 120 {
+		return fmt.Sprintf("%.0f s", s)
+	}
+	return fmt.Sprintf("%.0f min", s/60)
+}

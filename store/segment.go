@@ -1,0 +1,108 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// newMemory makes a memfd whose pages are all there. One thread takes them:
+// the kernel does that for one caller a file at a time.
+func newMemory(capacity uint64) (int, error) {
+	fd, err := unix.MemfdCreate("muster", unix.MFD_CLOEXEC)
+	if err != nil {
+		return -1, fmt.Errorf("memfd_create: %w", err)
+	}
+	for {
+		err = unix.Fallocate(fd, 0, 0, int64(capacity)) //nolint:gosec // within a budget of memory
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		_ = unix.Ftruncate(fd, 0)
+		unix.Close(fd)
+		return -1, fmt.Errorf("fallocate: %w", err)
+	}
+	return fd, nil
+}
+
+// discard gives a segment's memory, or disk, back although others may have it
+// mapped.
+func discard(seg *segment) {
+	if seg.fd < 0 {
+		return
+	}
+	// By its path: a file's descriptor is only for reading.
+	_ = unix.Truncate(fmt.Sprintf("/proc/self/fd/%d", seg.fd), 0)
+	unix.Close(seg.fd)
+	seg.fd = -1
+}
+
+// copyChunk is how much is copied to disk at a time; the disk starts on each
+// before the next, so that dirty pages do not pile up.
+const copyChunk = 8 << 20
+
+// spillTo copies the first size bytes of a segment into an unlinked file of dir
+// and returns it, open for reading.
+func spillTo(dir string, from int, size uint64, stop func() bool) (int, error) {
+	file, err := unlinked(dir)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(file)
+	if size > 0 {
+		err := unix.Fallocate(file, 0, 0, int64(size)) //nolint:gosec // what a memfd holds
+		if err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINTR) {
+			return -1, fmt.Errorf("no room for %d bytes in %s: %w", size, dir, err)
+		}
+	}
+	for at := int64(0); uint64(at) < size; { //nolint:gosec // never negative
+		if stop() {
+			return -1, errStopped
+		}
+		start := at
+		n, err := unix.Sendfile(file, from, &at, int(min(copyChunk, size-uint64(at)))) //nolint:gosec // see above
+		switch {
+		case errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN):
+			continue
+		case err != nil:
+			return -1, fmt.Errorf("writing to %s: %w", dir, err)
+		case n == 0:
+			return -1, fmt.Errorf("writing to %s: the segment ends after %d of %d bytes", dir, at, size)
+		}
+		_ = unix.SyncFileRange(file, start, int64(n), unix.SYNC_FILE_RANGE_WRITE) // not all file systems can
+	}
+	// Readers get a descriptor that cannot change what they share.
+	reader, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", file), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot open what was spilled to %s: %w", dir, err)
+	}
+	return reader, nil
+}
+
+var errStopped = errors.New("the store is closing")
+
+// unlinked makes a file without a name.
+func unlinked(dir string) (int, error) {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err == nil {
+		return fd, nil
+	}
+	// Not every file system has files without a name; then it loses it at once.
+	file, err := os.CreateTemp(dir, "muster-spill-")
+	if err != nil {
+		return -1, fmt.Errorf("cannot make a file to spill into: %w", err)
+	}
+	defer file.Close()
+	if err := os.Remove(file.Name()); err != nil {
+		return -1, fmt.Errorf("cannot make a file to spill into: %w", err)
+	}
+	fd, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("cannot make a file to spill into: %w", err)
+	}
+	return fd, nil
+}
