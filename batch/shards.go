@@ -41,7 +41,7 @@ func (c *Cut) Shards(rows, n int) (Shards, error) {
 		return Shards{}, err
 	}
 	size := max(c.Multiple, 1)
-	if c.Weights == nil && c.Groups == nil {
+	if n == 1 || c.Weights == nil && c.Groups == nil {
 		return blocks(rows, size, n), nil
 	}
 	a := atoms{size: size}
@@ -61,7 +61,7 @@ func (c *Cut) Shards(rows, n int) (Shards, error) {
 		shardOf = largestFirst(a.weights, n)
 	}
 	exchange(a.weights, shardOf, n)
-	return a.lists(rows, n, shardOf), nil
+	return a.shards(rows, n, shardOf), nil
 }
 
 // blocks cuts evenly into blocks of size rows.
@@ -178,19 +178,30 @@ func (a *atoms) ranges(rows, n int) Shards {
 	return Shards{Ranges: out}
 }
 
-// lists gives each shard its rows. Shards are numbered by their first rows, so
+// shards gives each shard its rows. Shards are numbered by their first rows, so
 // that row 0 is in shard 0 and the empty ones are last.
-func (a *atoms) lists(rows, n int, shardOf []int32) Shards {
+func (a *atoms) shards(rows, n int, shardOf []int32) Shards {
 	number := make([]int, n) // the number+1 of a shard
 	sizes := make([]int, n)
-	next := 0
+	next, last, ordered := 0, 0, true
 	for row := range rows {
 		shard := shardOf[a.at(row)]
 		if number[shard] == 0 {
 			next++
 			number[shard] = next
 		}
-		sizes[number[shard]-1]++
+		ordered = ordered && number[shard] >= last
+		last = number[shard]
+		sizes[last-1]++
+	}
+	if ordered {
+		out := make([]Range, n)
+		at := 0
+		for i, size := range sizes {
+			out[i] = Range{at, at + size}
+			at += size
+		}
+		return Shards{Ranges: out}
 	}
 	all := make([]uint32, rows)
 	out := make([][]uint32, n)

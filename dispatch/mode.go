@@ -27,7 +27,7 @@ type Cut uint8
 const (
 	CutNothing  Cut = iota // it goes whole
 	CutElements            // one element a part: its length is the number of parts
-	CutRows                // consecutive rows a part, as even as can be
+	CutRows                // consecutive rows a part, as even as can be, or as a batch says
 )
 
 // Axes is a set of axes of the layout. Ranks with the same coordinates on them

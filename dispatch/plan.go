@@ -1,6 +1,9 @@
 package dispatch
 
-import "github.com/muster-rl/muster/spec"
+import (
+	"github.com/muster-rl/muster/batch"
+	"github.com/muster-rl/muster/spec"
+)
 
 // Plan is who gets what of one call, and what comes back. Plans are values:
 // nothing in one changes after Request.Plan made it.
@@ -18,6 +21,7 @@ type Plan struct {
 	own    bool    // without parts: leg i gets part i, else part 0
 	slices []Slice // Parts x args
 	args   int
+	shards batch.Shards // of a batch that says how it is cut; else empty
 }
 
 // Leg is one rank's share of the call.
@@ -35,12 +39,14 @@ const (
 	TakeElement             // element From
 	TakeRows                // rows From to (not included) To, as a value of the same type
 	TakeEmpty               // of a batch: no rows, but columns and meta
+	TakeIndices             // Rows, in that order, as a value of the same type
 )
 
 // Slice is what a part has of one argument.
 type Slice struct {
 	Take     Take
 	From, To int
+	Rows     []uint32 // shared by all arguments of a part
 }
 
 // Collect is what comes back.
@@ -75,6 +81,12 @@ func (p *Plan) Slices(part int) []Slice {
 	}
 	return p.slices[part*p.args : (part+1)*p.args : (part+1)*p.args]
 }
+
+// Partition is the rows that each part of the mode's has where a batch said how
+// it wants to be cut, and that takes more than consecutive rows; else nil. The
+// results of a JoinChain come back in the order of these parts: batch.Restore
+// finds the way back to the caller's order.
+func (p *Plan) Partition() [][]uint32 { return p.shards.Lists }
 
 // Plan decides the call, or says what is wrong with it.
 func (r *Request) Plan() (Plan, error) {
@@ -146,6 +158,11 @@ func (r *Request) share(p *Plan, c cutting, total int) error {
 	case !c.cut && !c.perRank, r.Mode.Cut == CutRows && total == 1 && !c.perRank && !withhold:
 		p.Cast = true
 		return nil
+	}
+	if err := r.partition(p, c, total); err != nil {
+		return err
+	}
+	switch {
 	case c.perRank || p.legs == 1 || c.cut && r.Mode.Over == Ranks:
 		p.own, p.Parts = true, p.legs
 		p.slices = make([]Slice, 0, p.legs*p.args)
@@ -155,7 +172,7 @@ func (r *Request) share(p *Plan, c cutting, total int) error {
 			if err != nil {
 				return err
 			}
-			p.slices = r.slice(p.slices, at, total, rank, !withhold || r.Mode.Feed.has(&r.Layout[rank], r.Mode.Over))
+			p.slices = r.slice(p, at, total, rank, !withhold || r.Mode.Feed.has(&r.Layout[rank], r.Mode.Over))
 		}
 		return nil
 	}
@@ -173,8 +190,23 @@ func (r *Request) share(p *Plan, c cutting, total int) error {
 	}
 	p.slices = make([]Slice, 0, p.Parts*p.args)
 	for part := range p.Parts {
-		p.slices = r.slice(p.slices, part%total, total, 0, part < total)
+		p.slices = r.slice(p, part%total, total, 0, part < total)
 	}
+	return nil
+}
+
+// partition cuts rows as the batch wants that says how, if one does.
+func (r *Request) partition(p *Plan, c cutting, total int) error {
+	if c.by < 0 {
+		return nil
+	}
+	a := &r.Args[c.by]
+	shards, err := a.Cut.Shards(a.Len, total)
+	if err != nil {
+		e := spec.AsError(err)
+		return r.errorf(e.Code, "%s: %s", r.called(c.by), e.Message)
+	}
+	p.shards = shards
 	return nil
 }
 
@@ -192,20 +224,25 @@ func (r *Request) partOf(rank int) (int, error) {
 
 // slice appends what one part has of each argument: part at of total, for rank
 // where it is for one alone, with the rows of batches where it is fed.
-func (r *Request) slice(dst []Slice, at, total, rank int, fed bool) []Slice {
+func (r *Request) slice(p *Plan, at, total, rank int, fed bool) []Slice {
+	dst := p.slices
 	for i := range r.Args {
 		s := Slice{Take: TakeWhole}
 		switch a := &r.Args[i]; {
 		case a.Kind == KindPerRank:
 			s = Slice{Take: TakeElement, From: rank, To: rank + 1}
-		case a.Kind == KindBroadcast, r.Mode.Cut == CutNothing, r.isSpec(i):
+		case r.goesWhole(i):
 		case r.Mode.Cut == CutElements:
 			s = Slice{Take: TakeElement, From: at, To: at + 1}
 		case a.Kind == KindBatch && !fed:
 			s.Take = TakeEmpty
+		case p.shards.Lists != nil:
+			s = Slice{Take: TakeIndices, Rows: p.shards.Lists[at]}
+		case p.shards.Ranges != nil:
+			s = Slice{Take: TakeRows, From: p.shards.Ranges[at].From, To: p.shards.Ranges[at].To}
 		default:
 			s.Take = TakeRows
-			s.From, s.To = Part(a.Len, total, at)
+			s.From, s.To = batch.Even(a.Len, total, at)
 		}
 		dst = append(dst, s)
 	}

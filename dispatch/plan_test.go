@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/muster-rl/muster/batch"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -20,28 +21,6 @@ func TestNames(t *testing.T) {
 	}
 	if _, ok := Lookup("SOME_TO_SOME"); ok || len(Names()) != len(modes) {
 		t.Errorf("%d modes: %v", len(Names()), Names())
-	}
-}
-
-func TestSplit(t *testing.T) {
-	for parts := 1; parts < 9; parts++ {
-		for n := range 40 {
-			next, last := 0, n+1
-			ranges := Split(n, parts)
-			for _, r := range ranges {
-				if r.From != next || r.To < r.From || r.To-r.From > last {
-					t.Fatalf("Split(%d, %d) = %v", n, parts, ranges)
-				}
-				next, last = r.To, r.To-r.From
-			}
-			first, end := ranges[0], ranges[parts-1]
-			if next != n || len(ranges) != parts || (first.To-first.From)-(end.To-end.From) > 1 {
-				t.Fatalf("Split(%d, %d) = %v", n, parts, ranges)
-			}
-		}
-	}
-	if Split(3, 0) != nil {
-		t.Error("rows were cut into no parts")
 	}
 }
 
@@ -95,7 +74,7 @@ func TestRows(t *testing.T) {
 			s := Slice{Take: TakeRows, To: n}
 			if !p.Cast {
 				s = p.Slices(leg.Part)[0]
-				if k := p.Slices(leg.Part)[1]; k != s {
+				if k := p.Slices(leg.Part)[1]; !reflect.DeepEqual(k, s) {
 					t.Fatalf("two arguments are cut as %v and %v", s, k)
 				}
 			}
@@ -107,7 +86,7 @@ func TestRows(t *testing.T) {
 			for row := s.From; row < s.To; row++ {
 				rows[at] = append(rows[at], row)
 			}
-			if want := Split(n, info.DPSize)[info.DPRank]; s.From != want.From || s.To != want.To {
+			if from, to := batch.Even(n, info.DPSize, info.DPRank); s.From != from || s.To != to {
 				t.Fatalf("rank %d of dp_rank %d gets %v of %d rows", leg.Rank, info.DPRank, s, n)
 			}
 			byRank[leg.Rank] = s
@@ -155,8 +134,16 @@ func TestParts(t *testing.T) {
 		if mode.Cut == CutRows {
 			kinds = append(kinds, KindBatch)
 		}
+		cut := &batch.Cut{Groups: make([]uint32, n), Weights: make([]float64, n)}
+		for row := range n {
+			cut.Groups[row], cut.Weights[row] = rng.Uint32N(6), rng.Float64()
+		}
 		for range rng.IntN(3) {
-			r.Args = append(r.Args, Arg{Kind: kinds[rng.IntN(len(kinds))], Len: n})
+			a := Arg{Kind: kinds[rng.IntN(len(kinds))], Len: n}
+			if a.Kind == KindBatch && rng.IntN(2) == 0 {
+				a.Cut = cut
+			}
+			r.Args = append(r.Args, a)
 		}
 		p, err := r.Plan()
 		if err != nil {
@@ -171,6 +158,31 @@ func TestParts(t *testing.T) {
 		}
 		if p.Cast != (p.Slices(0) == nil) || p.Cast && p.Parts != 1 {
 			t.Fatalf("%s: cast %v with %d parts", mode.Name, p.Cast, p.Parts)
+		}
+		checkPartition(t, &r, &p, n)
+	}
+}
+
+// checkPartition: the lists of a partition have every row once, and arguments
+// whose rows are cut have nothing else.
+func checkPartition(t *testing.T, r *Request, p *Plan, n int) {
+	t.Helper()
+	lists := p.Partition()
+	if lists == nil {
+		return
+	}
+	if all := slices.Sorted(slices.Values(slices.Concat(lists...))); len(all) != n || len(slices.Compact(all)) != n {
+		t.Fatalf("%s: partition %v of %d rows", r.Mode.Name, lists, n)
+	}
+	for part := range p.Parts {
+		for i, s := range p.Slices(part) {
+			switch {
+			case s.Take == TakeIndices && slices.Equal(s.Rows, lists[part%len(lists)]):
+			case s.Take == TakeWhole && r.goesWhole(i), s.Take == TakeEmpty && part >= len(lists):
+			case s.Take == TakeEmpty && r.Mode.Feed != Everyone && p.own:
+			default:
+				t.Fatalf("%s: argument %d of part %d is %v", r.Mode.Name, i, part, s)
+			}
 		}
 	}
 }
@@ -198,7 +210,7 @@ func TestAxes(t *testing.T) {
 	if p, err = r.Plan(); err != nil {
 		t.Fatal(err)
 	}
-	if p.Parts != 8 || !slices.Equal(p.Collect.Ranks, upTo(8)) || p.Slices(7)[0] != (Slice{TakeRows, 7, 8}) {
+	if p.Parts != 8 || !slices.Equal(p.Collect.Ranks, upTo(8)) || !reflect.DeepEqual(p.Slices(7)[0], Slice{Take: TakeRows, From: 7, To: 8}) {
 		t.Fatalf("%d parts, collected from %v, the last has %v", p.Parts, p.Collect.Ranks, p.Slices(7))
 	}
 }
@@ -223,7 +235,11 @@ func planAnything(layout []spec.RankInfo) {
 	for _, mode := range modes {
 		for _, execute := range []string{ExecuteAll, ExecuteRankZero} {
 			for _, kind := range []Kind{KindWhole, KindList, KindBatch, KindPerRank, KindBroadcast} {
-				r := Request{Mode: mode, Execute: execute, Layout: layout, Args: []Arg{{Kind: kind, Len: len(layout)}}}
+				arg := Arg{Kind: kind, Len: len(layout)}
+				if kind == KindBatch {
+					arg.Cut = &batch.Cut{Groups: make([]uint32, len(layout)), Multiple: 3}
+				}
+				r := Request{Mode: mode, Execute: execute, Layout: layout, Args: []Arg{arg}}
 				if p, err := r.Plan(); err == nil {
 					for i := range p.Len() {
 						p.Slices(p.Leg(i).Part)

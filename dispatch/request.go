@@ -3,6 +3,7 @@ package dispatch
 import (
 	"strconv"
 
+	"github.com/muster-rl/muster/batch"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -27,6 +28,13 @@ type Arg struct {
 	Kind     Kind
 	Len      int    // of a list, tuple, PerRank or batch
 	TypeName string // of what cannot be cut, for messages
+
+	// Of a batch: how it wants to be cut, and with it all arguments that are; nil:
+	// evenly.
+	Cut *batch.Cut
+	// Of a batch: it has no columns, so no rows to cut, and goes whole where rows
+	// are cut.
+	MetaOnly bool
 }
 
 // How a method is executed.
@@ -53,17 +61,16 @@ type cutting struct {
 	cut     bool // some argument is cut as the mode says
 	perRank bool // some argument has an element for each rank
 	batch   bool // some argument that is cut is a batch
+	by      int  // the argument that says how rows are cut, or -1
 }
 
 // check refuses arguments that do not suit the mode and its number of parts.
 func (r *Request) check(parts int) (cutting, error) {
-	var c cutting
+	c := cutting{by: -1}
 	rows := -1 // the first argument whose rows are cut
 	for i := range r.Args {
 		a := &r.Args[i]
 		switch a.Kind {
-		case KindBroadcast:
-			continue
 		case KindPerRank:
 			if a.Len != len(r.Layout) {
 				return c, r.errorf(spec.CodeInvalid, "%s is PerRank of length %d, but the world size is %d: it needs one element for each rank",
@@ -74,12 +81,12 @@ func (r *Request) check(parts int) (cutting, error) {
 		case KindFuture:
 			return c, r.errorf(spec.CodeInternal, "%s is a future that has not been waited for", r.called(i))
 		}
-		if r.Mode.Cut == CutNothing || r.isSpec(i) {
+		if r.goesWhole(i) {
 			continue
 		}
 		if !a.cuttable(r.Mode.Cut) {
 			return c, r.errorf(spec.CodeType, "%s is of type %s, which %s cannot cut: pass a list or a tuple, or Broadcast(x) to give every rank all of it",
-				r.called(i), a.TypeName, r.Mode.Name)
+				r.called(i), a.typeName(), r.Mode.Name)
 		}
 		if r.Mode.Cut == CutElements && a.Len != parts {
 			return c, r.errorf(spec.CodeInvalid, "%s has length %d, but %s gives one element to each of %d ranks: pass %d elements, or Broadcast(x) to give every rank all of it",
@@ -94,14 +101,43 @@ func (r *Request) check(parts int) (cutting, error) {
 		}
 		c.cut = true
 		c.batch = c.batch || a.Kind == KindBatch
+		if a.Cut == nil {
+			continue
+		}
+		if c.by >= 0 && !a.Cut.Equal(r.Args[c.by].Cut) {
+			return c, r.errorf(spec.CodeInvalid, "%s (%v) and %s (%v) want to be cut in two ways: %s cuts all arguments by the same rows; say it of one batch and pass the other plain, or Broadcast(x) to give every rank all of one",
+				r.called(c.by), r.Args[c.by].Cut, r.called(i), a.Cut, r.Mode.Name)
+		}
+		if c.by < 0 {
+			c.by = i
+		}
 	}
 	return c, nil
+}
+
+// goesWhole says that argument i goes to every rank as it is.
+func (r *Request) goesWhole(i int) bool {
+	a := &r.Args[i]
+	switch {
+	case a.Kind == KindBroadcast, r.Mode.Cut == CutNothing:
+		return true
+	case a.Kind == KindBatch && a.MetaOnly && r.Mode.Cut == CutRows:
+		return true
+	}
+	return r.isSpec(i)
 }
 
 // cuttable says whether the argument can be cut this way; a batch has rows but
 // no elements.
 func (a *Arg) cuttable(cut Cut) bool {
 	return a.Kind == KindList || a.Kind == KindTuple || a.Kind == KindBatch && cut == CutRows
+}
+
+func (a *Arg) typeName() string {
+	if a.Kind == KindBatch {
+		return "Batch"
+	}
+	return a.TypeName
 }
 
 // isSpec says that argument i is the one that a mode with Spec gives whole.

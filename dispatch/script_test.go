@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/muster-rl/muster/batch"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -20,11 +21,13 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //
 //	MODE DPxTPxPPxCP [setting=…] [argument…]
 //
-// Arguments are int, list(n), tuple(n), batch(n), perrank(n), broadcast(n), each
-// possibly after a keyword and a colon. Settings are execute=RANK_ZERO,
-// ranks=2,0, layout=dp-first|backward and returns=value|tuple|mixed. Each worker
-// returns a list of the rows of its first argument, marked with its rank
-// (mixed: only even ranks do).
+// Arguments are int, list(n), tuple(n), batch(n), perrank(n), broadcast(n), and
+// meta, a batch without columns, each possibly after a keyword and a colon. A
+// batch may say how it is cut, by weights, groups and a multiple:
+// batch(4;w=7,1,1,1;g=0,0,1,1;m=2). Settings are execute=RANK_ZERO, ranks=2,0,
+// layout=dp-first|backward and returns=value|tuple|mixed|twice|fewer. Each worker
+// returns a list of the rows of its first argument, marked with its rank (mixed:
+// only even ranks do; twice: each row twice; fewer: all but the first).
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -128,6 +131,9 @@ func rowsOf(a Arg, i int, s Slice) []string {
 		s.To = a.Len
 	}
 	rows := []string{}
+	for _, k := range s.Rows {
+		rows = append(rows, letter+strconv.Itoa(int(k)))
+	}
 	for k := s.From; k < s.To; k++ {
 		rows = append(rows, letter+strconv.Itoa(k))
 	}
@@ -143,6 +149,8 @@ func piece(a Arg, i int, s Slice) string {
 		return rows
 	case s.Take == TakeEmpty:
 		return "batch without rows"
+	case a.MetaOnly:
+		return "meta"
 	case a.Kind == KindTuple:
 		return "(" + rows + ")"
 	case a.Kind == KindBatch:
@@ -164,6 +172,16 @@ func answer(r *Request, slices []Slice, rank int, returns string) string {
 	rows := rowsOf(r.Args[0], 0, s)
 	for i := range rows {
 		rows[i] += at
+	}
+	switch {
+	case returns == "twice":
+		var twice []string
+		for _, row := range rows {
+			twice = append(twice, row, row)
+		}
+		rows = twice
+	case returns == "fewer" && len(rows) > 0:
+		rows = rows[1:]
 	}
 	all := strings.Join(rows, " ")
 	switch {
@@ -195,15 +213,32 @@ func joined(p *Plan, results map[int]string) string {
 		lists = lists && strings.HasPrefix(parts[i], "[")
 	}
 	if c.Join == JoinChain && lists {
-		kept := parts[:0]
-		for _, part := range parts {
-			if part = strings.Trim(part, "[]"); part != "" {
-				kept = append(kept, part)
-			}
-		}
-		parts = kept
+		parts = chained(p, parts)
 	}
 	return "[" + strings.Join(parts, " ") + "]"
+}
+
+// chained puts the elements of all lists into one, in the caller's order.
+func chained(p *Plan, parts []string) []string {
+	var all []string
+	lens := make([]int, len(parts))
+	for i, part := range parts {
+		elements := strings.Fields(strings.Trim(part, "[]"))
+		lens[i] = len(elements)
+		all = append(all, elements...)
+	}
+	if p.Partition() == nil {
+		return all
+	}
+	perm, m := batch.Restore(p.Partition(), lens)
+	if perm == nil {
+		return all
+	}
+	var back []string
+	for _, at := range perm {
+		back = append(back, all[int(at)*m:(int(at)+1)*m]...)
+	}
+	return back
 }
 
 // grid is the layout of a shape: rank numbers run over the axes in this order,
@@ -239,7 +274,7 @@ func parseCall(t *testing.T, call string) (r *Request, returns string) {
 	for _, field := range fields[2:] {
 		name, value, isSetting := strings.Cut(field, "=")
 		switch {
-		case !isSetting:
+		case !isSetting, strings.Contains(name, "("):
 			r.Args = append(r.Args, parseArg(t, field))
 		case name == "execute":
 			r.Execute = value
@@ -274,15 +309,20 @@ func parseArg(t *testing.T, text string) Arg {
 	}
 	a.TypeName, text, _ = strings.Cut(text, "(")
 	if text != "" {
-		n, err := strconv.Atoi(strings.TrimSuffix(text, ")"))
+		text, cut, isCut := strings.Cut(strings.TrimSuffix(text, ")"), ";")
+		if isCut {
+			a.Cut = parseCut(t, cut)
+		}
+		n, err := strconv.Atoi(text)
 		if err != nil {
 			t.Fatal(err)
 		}
 		a.Len = n
 	}
+	a.MetaOnly = a.TypeName == "meta"
 	kinds := map[string]Kind{
 		"int": KindWhole, "dict": KindWhole, "list": KindList, "tuple": KindTuple,
-		"batch": KindBatch, "perrank": KindPerRank, "broadcast": KindBroadcast, "future": KindFuture,
+		"batch": KindBatch, "meta": KindBatch, "perrank": KindPerRank, "broadcast": KindBroadcast, "future": KindFuture,
 	}
 	kind, ok := kinds[a.TypeName]
 	if !ok {
@@ -290,4 +330,27 @@ func parseArg(t *testing.T, text string) Arg {
 	}
 	a.Kind = kind
 	return a
+}
+
+func parseCut(t *testing.T, text string) *batch.Cut {
+	t.Helper()
+	c := &batch.Cut{}
+	for field := range strings.SplitSeq(text, ";") {
+		name, list, _ := strings.Cut(field, "=")
+		for number := range strings.SplitSeq(list, ",") {
+			n, err := strconv.Atoi(number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch name {
+			case "w":
+				c.Weights = append(c.Weights, float64(n))
+			case "g":
+				c.Groups = append(c.Groups, uint32(n))
+			case "m":
+				c.Multiple = n
+			}
+		}
+	}
+	return c
 }
