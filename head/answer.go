@@ -180,7 +180,7 @@ func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 	var err error
 	chained := false
 	if collect.Join == dispatch.JoinChain {
-		chained, err = v.Chain(parts, nil)
+		chained, err = v.Chain(parts, p.plan.Partition())
 	}
 	if !chained && err == nil {
 		err = v.List(parts)

@@ -40,8 +40,12 @@ func (p *pending) prepare(layout []spec.RankInfo, ranks []int) *spec.Error {
 		for i := range p.args.Args {
 			a := &p.args.Args[i]
 			arg := dispatch.Arg{Name: a.Name(), Kind: dispatch.Kind(a.Kind), Len: a.Len}
-			if a.Kind == wire.ArgWhole {
+			switch a.Kind {
+			case wire.ArgWhole:
 				arg.TypeName = wire.TypeName(a.Raw)
+			case wire.ArgBatch:
+				arg.TypeName = "Batch"
+				arg.Cut, arg.MetaOnly = a.Batch.Cut, a.Batch.MetaOnly()
 			}
 			r.Args = append(r.Args, arg)
 		}
@@ -79,6 +83,8 @@ func (p *pending) cutParts() error {
 				err = p.args.Element(v, i, s.From)
 			case dispatch.TakeRows:
 				err = p.args.Rows(v, i, s.From, s.To)
+			case dispatch.TakeIndices:
+				err = p.args.Take(v, i, s.Rows)
 			case dispatch.TakeEmpty:
 				err = p.args.Empty(v, i)
 			case dispatch.TakeWhole:

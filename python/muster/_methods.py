@@ -128,7 +128,10 @@ class Method:
         elif self.cut in _BY_ROWS:
             first: tuple[str, int] | None = None
             for label, arg in _spread(args, kwargs):
-                self._check_cuttable(label, arg)
+                if not _is_batch(arg):
+                    self._check_cuttable(label, arg)
+                elif not arg.columns:
+                    continue  # nothing to cut: it goes to every rank
                 first = first or (label, len(arg))
                 if len(arg) != first[1]:
                     raise _errors.InvalidArgumentError(
@@ -140,11 +143,17 @@ class Method:
 
     def _check_cuttable(self, label: str, arg: Any) -> None:
         if type(arg) is not list and type(arg) is not tuple:
+            those = "a list, a tuple or a Batch" if self.cut in _BY_ROWS else "a list or a tuple"
             raise _errors.ArgumentTypeError(
                 f"{self.where}: {label} is of type {type(arg).__name__}, which {self.cut} cannot "
-                "cut: pass a list or a tuple, or Broadcast(x) to give every rank all of it",
+                f"cut: pass {those}, or Broadcast(x) to give every rank all of it",
                 method=self.name,
             )
+
+
+def _is_batch(arg: Any) -> bool:
+    module = sys.modules.get("muster._batch")  # there is none before it is loaded
+    return module is not None and isinstance(arg, module.Batch)
 
 
 def _spread(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
