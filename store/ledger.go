@@ -185,10 +185,7 @@ func (l *ledger) room(p *peer, size, free uint64, maySpill bool, now float64) pl
 	switch {
 	case over <= l.pooled && (!crowded || l.pool.Len() > 0):
 		for gone := uint64(0); gone < over || len(l.segments) >= l.maxSegments; {
-			seg := l.pool.Front().Value.(*segment)
-			gone += seg.capacity
-			l.unpool(seg)
-			l.giveUp(seg)
+			gone += l.giveUpOldest()
 		}
 		return plan{object: l.makeSegment(p, size, need, now), fresh: true}
 	case l.pooled+l.coming >= over && l.coming > 0:
@@ -277,6 +274,9 @@ func (l *ledger) copied(o *object, fd int) {
 		l.segments[file.id] = file
 		o.segment, o.state = file, spilled
 		l.toPool(memory)
+		if len(l.segments) > l.maxSegments {
+			l.giveUpOldest()
+		}
 	}
 	l.rest(o)
 }
@@ -329,6 +329,14 @@ func (l *ledger) giveUp(seg *segment) {
 	delete(l.segments, seg.id)
 	l.outdate(seg.id)
 	l.todo.discard = append(l.todo.discard, seg)
+}
+
+// giveUpOldest has the segment of the pool go that was unused for longest.
+func (l *ledger) giveUpOldest() uint64 {
+	seg := l.pool.Front().Value.(*segment)
+	l.unpool(seg)
+	l.giveUp(seg)
+	return seg.capacity
 }
 
 // outdate has everybody who knows a segment forget it.

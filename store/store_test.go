@@ -1,7 +1,10 @@
 package store
 
 import (
+	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -39,4 +42,246 @@ func TestWriteSealOpenClose(t *testing.T) {
 	r.until("the object to be freed", func(s *wire.StoreStatus) bool { return len(s.Objects) == 0 && s.Used == 0 && s.Pooled == 320*kib })
 	_, err := reader.Open(id)
 	wantError(t, err, spec.CodeNotFound, "node 3", "released")
+}
+
+// The next object of about that size lies in the same pages, for the one who
+// has them mapped, and its bytes are its own.
+func TestRecycling(t *testing.T) {
+	r := newRig(t, nil)
+	c, reader := r.client(1), r.client(2)
+	kept := open(t, reader, put(t, c, mib, 200))[0]
+	r.hold(kept.Object)
+	r.drop(kept.Object)
+	for i := range 100 {
+		size := mib + 3*mib/64*(i%3)
+		id := put(t, c, size, byte(i))
+		r.hold(id)
+		v := open(t, reader, id)[0]
+		if err := filled(v.Bytes, size, byte(i)); err != nil {
+			t.Fatal(err)
+		}
+		v.Bytes[0]++
+		r.drop(id)
+		v.Close()
+		r.until("the segment to be free", func(s *wire.StoreStatus) bool { return len(s.Objects) == 1 })
+	}
+	if err := filled(kept.Bytes, mib, 200); err != nil {
+		t.Errorf("a view that was kept: %v", err)
+	}
+	if s := r.Status(); s.Used+s.Pooled > 4*mib {
+		t.Errorf("not recycled: %+v", s)
+	}
+	c.mu.Lock()
+	if len(c.segments) > 3 {
+		t.Errorf("%d segments are mapped", len(c.segments))
+	}
+	c.mu.Unlock()
+	kept.Close()
+}
+
+func TestGivingUpSegments(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budget = 4 * mib })
+	c, reader := r.client(1), r.client(2)
+	id := put(t, c, 3*mib, 1)
+	open(t, reader, id)[0].Close()
+	if err := c.Free(id); err != nil {
+		t.Fatal(err)
+	}
+	r.until("it to be pooled", func(s *wire.StoreStatus) bool { return s.Pooled == 3*mib })
+	small := put(t, c, mib+mib/4, 2) // does not fit beside it
+	s := r.Status()
+	if s.Pooled != 0 || s.Used != mib+mib/4 {
+		t.Errorf("%+v", s)
+	}
+	if c.mu.Lock(); len(c.segments) != 1 {
+		t.Errorf("the maker has %d segments mapped, one is stale", len(c.segments))
+	}
+	c.mu.Unlock()
+	open(t, reader, small)[0].Close()
+	if reader.mu.Lock(); len(reader.segments) != 1 {
+		t.Errorf("the reader has %d segments mapped, one is stale", len(reader.segments))
+	}
+	reader.mu.Unlock()
+}
+
+func TestSpilling(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budget = 4 * mib })
+	c, reader := r.client(1), r.client(2)
+	var ids []uint64
+	for i := range 8 {
+		ids = append(ids, put(t, c, mib, byte(i+1)))
+	}
+	if s := r.Status(); s.Used+s.Pooled > 4*mib || s.Spilled != 4*mib || len(s.Objects) != 8 {
+		t.Errorf("%+v", s)
+	}
+	views := open(t, reader, ids...)
+	for i, v := range views {
+		if err := filled(v.Bytes, mib, byte(i+1)); err != nil {
+			t.Error(i, err)
+		}
+		v.Bytes[7] = 77
+	}
+	again := open(t, c, ids...)
+	for i, v := range again {
+		if err := filled(v.Bytes, mib, byte(i+1)); err != nil {
+			t.Error(i, err)
+		}
+		v.Close()
+	}
+	for _, v := range views {
+		v.Close()
+	}
+	r.hold(ids...)
+	r.drop(ids...)
+	r.until("all to be gone", func(s *wire.StoreStatus) bool { return len(s.Objects) == 0 && s.Spilled == 0 && s.Used == 0 })
+	put(t, c, mib, 9)
+	put(t, reader, mib, 9)
+	for _, c := range []*Client{c, reader} {
+		c.mu.Lock()
+		for id := range c.segments {
+			if r.ledger.segments[id] == nil {
+				t.Errorf("segment %d is gone, and still mapped", id)
+			}
+		}
+		c.mu.Unlock()
+	}
+}
+
+// An object of no bytes, and one that is sealed shorter than it was asked for.
+func TestSizes(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budget = mib })
+	c := r.client(1)
+	empty := put(t, c, 0, 0)
+	d, err := c.Alloc(500 * kib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(d.Bytes, "short")
+	cut := d.Object
+	if err := d.Seal(5, ""); err != nil {
+		t.Fatal(err)
+	}
+	wantError(t, d.Seal(5, ""), spec.CodeInvalid)
+	big := put(t, c, mib, 3) // spills both
+	views := open(t, c, empty, cut, big)
+	if len(views[0].Bytes) != 0 || string(views[1].Bytes) != "short" || filled(views[2].Bytes, mib, 3) != nil {
+		t.Errorf("got %d bytes, %q, %d bytes", len(views[0].Bytes), views[1].Bytes, len(views[2].Bytes))
+	}
+	for _, v := range views {
+		v.Close()
+	}
+	object, offsets, err := c.Put("two parts", []byte("one"), []byte("two"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := open(t, c, object)[0]
+	if len(v.Bytes) != 67 || string(v.Bytes[offsets[0]:3]) != "one" || string(v.Bytes[offsets[1]:]) != "two" || offsets[1] != 64 {
+		t.Errorf("%q at %v", v.Bytes, offsets)
+	}
+	v.Close()
+	_, err = c.Alloc(mib + 1)
+	wantError(t, err, spec.CodeStoreFull, "more than its whole budget of 1 MiB", "MUSTER_STORE_BYTES")
+	_, err = c.Alloc(1 << 63)
+	wantError(t, err, spec.CodeStoreFull)
+	d, err = c.Alloc(10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := d.Object
+	if err := d.Seal(11, "too long"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.Open(id)
+	wantError(t, err, spec.CodeWorkerDied, "too long", "sealed with 11 bytes, and 10 were asked for")
+}
+
+func TestFull(t *testing.T) {
+	r := newRig(t, func(o *Options) {
+		o.Budget, o.SpillDir, o.SpillOff = 4*mib, "", "MUSTER_SPILL_DIR is off"
+		o.Process = func(pid int) string { return "actor-3" }
+	})
+	c := r.client(1)
+	read, told := put(t, c, 2*mib, 1), put(t, c, mib, 2)
+	put(t, c, mib, 3)
+	v := open(t, c, read)[0]
+	r.hold(told)
+	_, err := c.Alloc(mib)
+	wantError(t, err, spec.CodeStoreFull, "the store of node-3 has no room for 1 MiB: 4 MiB of its budget of 4 MiB are in use", "MUSTER_SPILL_DIR is off",
+		"2 MiB, a batch of 1, made by actor-3 0.", "read by actor-3 for 0.", "a handle of it", "not sent yet", "MUSTER_STORE_BYTES", "muster store")
+	if e := spec.AsError(err); e.Node != "node-3" {
+		t.Errorf("the error is of node %q", e.Node)
+	}
+	v.Close()
+}
+
+// Room that comes in time is taken.
+func TestRoomComesInTime(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budget, o.SpillDir = mib, "" })
+	r.fullPatience = patience
+	c := r.client(1)
+	own := put(t, c, mib, 1)
+	got := make(chan error, 1)
+	go func() {
+		d, err := c.Alloc(mib)
+		if err == nil {
+			d.Discard()
+		}
+		got <- err
+	}()
+	r.until("somebody to wait for room", func(*wire.StoreStatus) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.roomy != nil
+	})
+	if err := c.Free(own); err != nil { // over the very connection that waits
+		t.Fatal(err)
+	}
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSpillIsFull(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budget, o.SpillLimit = 2*mib, mib })
+	c := r.client(1)
+	for i := range 3 {
+		put(t, c, mib, byte(i))
+	}
+	_, err := c.Alloc(mib)
+	wantError(t, err, spec.CodeStoreFull, "1 MiB of at most 1 MiB are spilled to "+r.opts.SpillDir, "MUSTER_SPILL_BYTES")
+}
+
+func TestDiskIsFull(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("small", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Skipf("needs CAP_SYS_ADMIN: mounts a disk that is soon full (%v)", err)
+	}
+	defer unix.Unmount(dir, 0)
+	r := newRig(t, func(o *Options) { o.Budget, o.SpillDir = 2*mib, dir })
+	c := r.client(1)
+	ids := []uint64{put(t, c, mib, 1), put(t, c, mib, 2)}
+	_, err := c.Alloc(mib)
+	wantError(t, err, spec.CodeStoreFull, "nothing more can be spilled", dir, "no space left")
+	for i, v := range open(t, c, ids...) {
+		if err := filled(v.Bytes, mib, byte(i+1)); err != nil {
+			t.Error(err)
+		}
+		v.Close()
+	}
+	if s := r.Status(); s.Spilled != 0 || s.Used != 2*mib {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestTheMachineIsShortOfMemory(t *testing.T) {
+	var free atomic.Uint64
+	free.Store(mib)
+	r := newRig(t, func(o *Options) {
+		o.SpillDir, o.SpillOff, o.Free = "", "off", free.Load
+	})
+	c := r.client(1)
+	put(t, c, mib, 1)
+	free.Store(mib / 2)
+	_, err := c.Alloc(mib)
+	wantError(t, err, spec.CodeStoreFull, "of its budget of 64 MiB are in use")
 }
