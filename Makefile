@@ -36,14 +36,14 @@ build: ## build/muster, and a copy where the Python package looks for it
 	@cmp -s build/muster python/muster/_bin/muster || install -m 755 build/muster python/muster/_bin/muster
 
 .PHONY: venv
-venv: build $(VENV)/.ready ## build/venv/bin/python with the SDK, numpy and the test tools
+venv: build $(VENV)/.ready ## build/venv/bin/python with the SDK, numpy, pyarrow and the test tools
 
 $(VENV)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"Muster needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: name another with make PYTHON=...")'
 	@echo "making $(VENV) from $$($(PYTHON) --version)"
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; Debian keeps it in the package python3-venv" >&2; exit 1; }
 	@$(PY) -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[numpy]'
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 
 .PHONY: wheel

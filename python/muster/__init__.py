@@ -12,6 +12,7 @@ from ._version import __version__
 TYPE_CHECKING = False  # as in typing, whose import would cost more than this module
 
 if TYPE_CHECKING:
+    from ._batch import Batch
     from ._cluster import Cluster, get_cluster
     from ._config import WorkerConfig
     from ._context import init, shutdown
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ArgumentTypeError",
     "AuthError",
+    "Batch",
     "Broadcast",
     "CallCancelledError",
     "Cluster",
@@ -99,6 +101,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Batch": "_batch",
     "Cluster": "_cluster",
     "get_cluster": "_cluster",
     "WorkerConfig": "_config",

@@ -14,7 +14,8 @@ from typing import Any
 _PLAIN_KINDS = "biufcmM"  # dtype.str says all about these
 
 
-def _importing(name: str) -> Any:
+def importing(name: str) -> Any:
+    """The module of that name, imported if it is not yet."""
     module = sys.modules.get(name)
     if module is None:
         import importlib
@@ -30,7 +31,7 @@ def array_parts(np: Any, array: Any) -> tuple[list[Any], Any] | None:
     """``[dtype, shape, order]`` and the bytes of an exact ndarray, uncopied where it is
     contiguous; None where only pickle keeps it exact."""
     dtype = array.dtype
-    described = _describe(np, dtype)
+    described = describe(np, dtype)
     if described is None:
         return None
     flags = array.flags
@@ -48,7 +49,8 @@ def array_parts(np: Any, array: Any) -> tuple[list[Any], Any] | None:
     return [described, list(array.shape), order], data
 
 
-def _describe(np: Any, dtype: Any) -> Any:
+def describe(np: Any, dtype: Any) -> Any:
+    """A dtype as a str or a descr; None where neither is exact."""
     kind = dtype.kind
     if kind in _PLAIN_KINDS and dtype.isbuiltin != 2:  # 2: made by a user
         return dtype.str
@@ -56,13 +58,14 @@ def _describe(np: Any, dtype: Any) -> Any:
         return None
     try:
         described = np.lib.format.dtype_to_descr(dtype)
-        exact = _dtype(np, described) == dtype
+        exact = dtype_from(np, described) == dtype
     except Exception:
         return None
     return described if exact else None
 
 
-def _dtype(np: Any, described: Any) -> Any:
+def dtype_from(np: Any, described: Any) -> Any:
+    """The dtype that describe described."""
     if isinstance(described, str):
         return np.dtype(described)
     return np.lib.format.descr_to_dtype(_descr(described))
@@ -81,9 +84,9 @@ def _descr(described: Any) -> Any:
 
 def array_from(meta: Any, data: memoryview) -> Any:
     """The array of array_parts, over data itself. Raises what numpy raises on nonsense."""
-    np = _importing("numpy")
+    np = importing("numpy")
     described, shape, order = meta
-    dtype = _dtype(np, described)
+    dtype = dtype_from(np, described)
     if dtype.hasobject:
         raise ValueError("an array of objects has no bytes")
     if order not in ("C", "F"):
@@ -108,7 +111,7 @@ def scalar_parts(np: Any, scalar: Any) -> list[Any] | None:
 
 def scalar_from(meta: Any) -> Any:
     """The scalar of scalar_parts."""
-    np = _importing("numpy")
+    np = importing("numpy")
     described, data = meta
     (scalar,) = np.frombuffer(data, np.dtype(described))
     return scalar
@@ -137,7 +140,7 @@ def tensor_parts(torch: Any, tensor: Any) -> tuple[list[Any], Any] | None:
 
 def tensor_from(meta: Any, data: memoryview) -> Any:
     """The tensor of tensor_parts, over data itself."""
-    torch = _importing("torch")
+    torch = importing("torch")
     name, shape = meta
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):

@@ -1,0 +1,552 @@
+"""Batch: rows of named columns that move by reference.
+
+Owns the class that users see. What a batch is made of is `_parts` (which columns
+of which rows), `_blocks` (where they lie) and `_metas`; what it is turned into
+and made from, `_adapters`, `_arrow` and `_cuda`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+try:
+    import numpy as np
+except ImportError as error:
+    raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
+
+from . import _blocks, _drafts, _metas, _objects, _parts, _rows
+from ._blocks import Block
+from ._errors import MusterError, ReleasedError
+from ._parts import Part
+from ._rows import Cut, Handle, Piece
+
+if TYPE_CHECKING:
+    import os
+
+
+class Batch:
+    """Rows of named columns: numpy arrays, torch tensors, or lists of anything.
+
+    Slicing, selecting, joining and re-ordering make new batches that share the data. What a
+    batch was made from stays as it is until the batch is first sent; then it is written to
+    shared memory once, and later sends and reads use that.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_cut", "_metas", "_parts", "_rows")
+
+    _parts: list[Part] | None  # None: released
+
+    def __init__(
+        self, columns: Mapping[str, Any] | None = None, meta: Mapping[Any, Any] | None = None
+    ) -> None:
+        given = {name: _drafts.take(name, value) for name, value in (columns or {}).items()}
+        self._rows = _common_length(given)
+        self._parts = []
+        if given:
+            piece = Piece(Block(given, None), range(self._rows))
+            self._parts.append(Part({name: name for name in given}, [piece]))
+        self._cut: Cut | None = None
+        self._metas: list[_metas.Meta] = [dict(meta)] if meta else []
+        self._cache: dict[str, Any] = {}
+
+    @classmethod
+    def _of(
+        cls, rows: int, parts: list[Part], cut: Cut | None, metas: Iterable[_metas.Meta]
+    ) -> Batch:
+        made = cls.__new__(cls)
+        made._rows, made._parts, made._cut, made._cache = rows, parts, cut, {}
+        # A dict that someone may hold and change stays its batch's own.
+        made._metas = [dict(meta) if isinstance(meta, dict) else meta for meta in metas]
+        return made
+
+    def _like(self, parts: list[Part], rows: int | None = None, cut: Any = ...) -> Batch:
+        return Batch._of(
+            self._rows if rows is None else rows,
+            parts,
+            self._cut if cut is ... else cut,
+            self._metas,
+        )
+
+    def _live(self) -> list[Part]:
+        if self._parts is None:
+            raise ReleasedError(
+                "this batch was released: what it held may be gone; keep it, or a slice of it, "
+                "until its last use"
+            )
+        return self._parts
+
+    # --- what it is ----------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        self._live()
+        return self._rows
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in order."""
+        return [name for part in self._live() for name in part.columns]
+
+    @property
+    def meta(self) -> dict[Any, Any]:
+        """What the batch carries beside its rows. Changes to it go along when it is sent."""
+        self._live()
+        metas = self._metas
+        if len(metas) != 1 or not isinstance(metas[0], dict):
+            self._metas = metas = [_metas.merged(metas) if metas else {}]
+        found = metas[0]
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its rows."""
+        return sum(
+            _blocks.column_of(name, stored, part.pieces, "on").nbytes
+            for part in self._live()
+            for name, stored in part.columns.items()
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part.columns for part in self._live())
+
+    def __repr__(self) -> str:
+        if self._parts is None:
+            return "Batch(released)"
+        shown = []
+        for part in self._parts:
+            block = part.pieces[0].block
+            for name, stored in part.columns.items():
+                try:
+                    shown.append(f"{name} {block.describe(stored)}")
+                except MusterError:  # out of reach
+                    shown.append(name)
+        text = f"{self._rows} row{'s' * (self._rows != 1)}"
+        if shown:
+            text += ": " + ", ".join(shown)
+        try:
+            keys = ", ".join(map(str, self.meta))
+        except MusterError:
+            keys = "?"
+        return f"Batch({text}{'; meta: ' * bool(keys)}{keys})"
+
+    # --- reading -------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, key: slice | Sequence[int] | np.ndarray[Any, Any]) -> Batch: ...
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self._value(key)
+        if isinstance(key, slice):
+            start, stop, step = key.indices(self.__len__())
+            if step == 1:
+                return self._slice(start, max(start, stop))
+            return self.take(range(start, stop, step))
+        try:
+            row = operator.index(key)
+        except TypeError:
+            return self.take(key)
+        if not -len(self) <= row < self._rows:
+            raise IndexError(f"row {row} of a batch of {self._rows} rows")
+        return {name: self._value(name)[row] for name in self.columns}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        names = self.columns
+        values = [self._value(name) for name in names]
+        return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
+
+    def _part(self, name: str) -> Part:
+        for part in self._live():
+            if name in part.columns:
+                return part
+        raise KeyError(f"no column {name!r}: this batch has {', '.join(self.columns) or 'none'}")
+
+    def _value(self, name: str) -> Any:
+        part = self._part(name)
+        if name in self._cache:
+            return self._cache[name]
+        value = _blocks.value_of(name, part.columns[name], part.pieces)
+        if len(part.pieces) > 1 or not part.pieces[0].block.local:
+            self._cache[name] = value
+        return value
+
+    # --- other rows ----------------------------------------------------------------------
+
+    def _slice(self, start: int, stop: int) -> Batch:
+        parts = _parts.remade(self._live(), lambda pieces: _rows.cut(pieces, start, stop))
+        cut = None if self._cut is None else self._cut.of(slice(start, stop))
+        return self._like(parts, stop - start, cut)
+
+    def take(self, rows: Any) -> Batch:
+        """The rows of these indices, in their order; or those where a mask is true."""
+        indices = _indices(rows, self.__len__())
+        parts = _parts.remade(self._live(), lambda pieces: _rows.pick(pieces, indices))
+        cut = None if self._cut is None else self._cut.of(indices)
+        return self._like(parts, len(indices), cut)
+
+    def repeat(self, n: int) -> Batch:
+        """Each row n times, copies of a row beside each other."""
+        return self.take(np.repeat(np.arange(self.__len__()), n))
+
+    def chunk(self, n: int) -> list[Batch]:
+        """n batches of consecutive rows, as even as can be, larger ones first."""
+        if n < 1:
+            raise ValueError(f"a batch cannot be cut into {n} parts")
+        size, more = divmod(self.__len__(), n)
+        bounds = [i * size + min(i, more) for i in range(n + 1)]
+        return [self._slice(bounds[i], bounds[i + 1]) for i in range(n)]
+
+    def split(self, rows: int) -> list[Batch]:
+        """Batches of so many consecutive rows; the last may have fewer."""
+        if rows < 1:
+            raise ValueError(f"a batch cannot be split into batches of {rows} rows")
+        total = self.__len__()
+        return [self._slice(at, min(at + rows, total)) for at in range(0, total, rows)]
+
+    @classmethod
+    def concat(cls, batches: Iterable[Batch]) -> Batch:
+        """The rows of batches with the same columns, one after another.
+
+        Of their metas the first's keys win; dicts under "metrics" merge by sub-key.
+        """
+        given = list(batches)
+        if not given:
+            raise ValueError("no batches to put together: pass one at least")
+        some = [batch for batch in given if batch._live()] or given[:1]
+        first = some[0].columns
+        for at, batch in enumerate(some):
+            lacks, extra = set(first) - {*batch.columns}, {*batch.columns} - set(first)
+            if lacks or extra:
+                says = [f"lacks {sorted(lacks)}"] * bool(lacks) + [f"has {sorted(extra)}"] * bool(
+                    extra
+                )
+                raise ValueError(
+                    "batches with different columns cannot be put together: the first has "
+                    f"{first}, number {at} {' and '.join(says)}: select the same columns of each"
+                )
+        rows = sum(map(len, some))
+        cuts = [batch._cut for batch in some if batch._rows]
+        parts = _parts.concat([batch._live() for batch in some])
+        metas = _metas.distinct(meta for batch in given for meta in batch._metas)
+        return cls._of(rows, parts, _rows.join_cuts(cuts), metas)
+
+    # --- other columns -------------------------------------------------------------------
+
+    def select(self, *names: str) -> Batch:
+        """These columns alone, in this order."""
+        for name in names:
+            self._part(name)
+        if len(set(names)) < len(names):
+            raise ValueError(f"a column was selected twice: {', '.join(names)}")
+        return self._like(_parts.select(self._live(), names))
+
+    def drop(self, *names: str) -> Batch:
+        """All columns but these."""
+        for name in names:
+            self._part(name)
+        return self.select(*(name for name in self.columns if name not in names))
+
+    def rename(self, names: Mapping[str, str]) -> Batch:
+        """The same columns, those in ``names`` under other names."""
+        for old, new in names.items():
+            self._part(old)
+            _drafts.check_name(new)
+        now = [names.get(name, name) for name in self.columns]
+        twice = sorted({name for name in now if now.count(name) > 1})
+        if twice:
+            raise ValueError(f"two columns would be called {', '.join(map(repr, twice))}")
+        return self._like(_parts.rename(self._live(), names))
+
+    def with_columns(self, columns: Mapping[str, Any]) -> Batch:
+        """These columns beside, or instead of, its own."""
+        more = Batch(columns)
+        if not more._live():
+            return self._like(list(self._live()))
+        if self._live() and len(more) != len(self):
+            name = more.columns[0]
+            raise ValueError(f"column {name!r} has {len(more)} rows, the batch {len(self)}")
+        kept = [name for name in self.columns if name not in more]
+        parts = _parts.select(self._live(), kept) + more._live()
+        order = [*self.columns, *(name for name in more.columns if name not in self)]
+        return self._like(_parts.select(parts, order), len(more))
+
+    def union(self, other: Batch) -> Batch:
+        """The columns of both, which have the same rows."""
+        mine, its = self._live(), other._live()
+        if mine and its and len(self) != len(other):
+            raise ValueError(f"a batch of {len(self)} rows and one of {len(other)} have no union")
+        both = [name for name in other.columns if name in self]
+        clash = [n for n in both if not _parts.same_rows(self._part(n), other._part(n), n)]
+        if clash:
+            raise ValueError(
+                f"both batches have the columns {', '.join(map(repr, clash))}, and they are not "
+                "the same: drop or rename them in one"
+            )
+        more = _parts.select(its, [name for name in other.columns if name not in self])
+        metas = _metas.distinct([*self._metas, *other._metas])
+        cut = self._cut if mine else other._cut
+        return Batch._of(len(self) if mine else len(other), [*mine, *more], cut, metas)
+
+    def with_meta(self, **meta: Any) -> Batch:
+        """The same rows with these entries in its meta."""
+        made = self._like(self._live())
+        made._metas = [{**self.meta, **meta}]
+        return made
+
+    # --- how it is cut -------------------------------------------------------------------
+
+    def balanced(self, by: str | Sequence[float] | np.ndarray[Any, Any]) -> Batch:
+        """Cut so that shards weigh the same: by a column of numbers, by the lengths of the rows
+        of another one, or by a number for each row."""
+        values = self._value(by) if isinstance(by, str) else by
+        what = f"column {by!r}" if isinstance(by, str) else "the weights"
+        weights = _weights(what, values)
+        if len(weights) != len(self):
+            raise ValueError(f"{len(weights)} weights for {len(self)} rows")
+        return self._like(self._live(), cut=(self._cut or Cut())._replace(weights=weights))
+
+    def grouped(self, by: str | Sequence[Any] | np.ndarray[Any, Any]) -> Batch:
+        """Cut so that rows with the same value stay together: of a column, or one for each row."""
+        values = self._value(by) if isinstance(by, str) else by
+        if len(values) != len(self):
+            raise ValueError(f"{len(values)} groups for {len(self)} rows")
+        return self._like(self._live(), cut=(self._cut or Cut())._replace(groups=_groups(values)))
+
+    def multiple_of(self, k: int) -> Batch:
+        """Cut so that shards have a multiple of k rows; the last rows may be fewer."""
+        if k < 1:
+            raise ValueError(f"no batch can be cut to multiples of {k}")
+        cut = (self._cut or Cut())._replace(multiple=0 if k == 1 else k)
+        return self._like(self._live(), cut=cut.or_none())
+
+    # --- as something else ---------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every column, as ``b[name]`` gives it."""
+        return {name: self._value(name) for name in self.columns}
+
+    def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Every column as an array; lists that are no numbers become arrays of objects."""
+        from . import _adapters
+
+        return {name: _adapters.numpy_column(name, self._value(name)) for name in self.columns}
+
+    def to_torch(self, device: Any = None, columns: Iterable[str] | None = None) -> dict[str, Any]:
+        """Columns as tensors, ragged ones as lists of tensors, on a device if one is named.
+
+        Without ``columns``, all that torch has a type for.
+        """
+        from . import _adapters
+
+        return _adapters.to_torch(self, device, columns)
+
+    def to_arrow(self) -> Any:
+        """A pyarrow.Table over the same memory where the rows are ranges."""
+        from . import _arrow
+
+        return _arrow.to_table(self)
+
+    def to_hf(self) -> Any:
+        """A datasets.Dataset."""
+        from . import _adapters
+
+        return _adapters.to_hf(self)
+
+    def to_dataproto(self, cls: Any) -> Any:
+        """``cls(batch=…, non_tensor_batch=…, meta_info=…)``: tensors, the rest, the meta."""
+        from . import _adapters
+
+        return _adapters.to_dataproto(self, cls)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that others read: .parquet, .arrow or .feather by its suffix."""
+        from . import _arrow
+
+        _arrow.export(self, path)
+
+    @classmethod
+    def from_arrow(cls, table: Any, *, pickle: bool = False) -> Batch:
+        """A batch of a pyarrow Table or RecordBatch, or of what pyarrow makes a table of.
+
+        Objects that to_arrow() pickled are only rebuilt with ``pickle=True``: who can write
+        the table can then run code here.
+        """
+        from . import _arrow
+
+        return _arrow.from_table(table, pickle)
+
+    @classmethod
+    def from_hf(cls, dataset: Any) -> Batch:
+        """A batch of a datasets.Dataset."""
+        from . import _adapters
+
+        return _adapters.from_hf(dataset)
+
+    @classmethod
+    def from_dataproto(cls, proto: Any) -> Batch:
+        """A batch of what has ``batch``, ``non_tensor_batch`` and ``meta_info``."""
+        from . import _adapters
+
+        return _adapters.from_dataproto(proto)
+
+    @classmethod
+    def of(cls, value: Any) -> Batch:
+        """A batch of whatever one can be made of: a dict of columns, a list of dicts, a
+        DataProto, a table, a dataset."""
+        from . import _adapters
+
+        return value if isinstance(value, Batch) else _adapters.batch_of(value)
+
+    # --- its end -------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give up what the batch holds, now. Arrays that were read from it stay good; the
+        batch itself cannot be used any more."""
+        self._parts, self._cache, self._metas, self._cut = None, {}, [], None
+
+    def __enter__(self) -> Batch:
+        self._live()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    # --- over the wire -------------------------------------------------------------------
+
+    def _encode(self, bufs: list[Any], pickle: str = "on") -> bytes:
+        """The payload of its extension; appends its buffers to bufs."""
+        self._live()
+        self._parts = parts = _parts.stored(self._live(), pickle)
+        numbers: dict[int, int] = {}
+        for part in parts:
+            for block, _ in part.pieces:
+                if id(block) not in numbers:
+                    numbers[id(block)] = len(numbers)
+                    bufs.append(block.source.buffer())
+        metas = []
+        for meta in _metas.distinct(self._metas):
+            value, its = _metas.encode(meta, pickle)
+            bufs += its
+            metas.append((value, len(its)))
+        named = [(_wire_names(part.columns), part.pieces) for part in parts]
+        handle = Handle(self._rows, named, self._cut, metas)
+        return _rows.pack(handle, lambda block: numbers[id(block)])
+
+    @staticmethod
+    def _decode(payload: Any, bufs: Sequence[Any]) -> Batch:
+        """The batch of a payload and its own buffers. Opens none of its objects."""
+        handle = _rows.unpack(payload, len(bufs))
+        objects = len(bufs) - sum(n for _, n in handle.metas)
+        blocks = [Block(None, _objects.from_buffer(buf)) for buf in bufs[:objects]]
+        parts = [
+            Part(_from_wire(names), [Piece(blocks[piece.block], piece.rows) for piece in pieces])
+            for names, pieces in handle.parts
+        ]
+        metas: list[_metas.Meta] = []
+        for value, n in handle.metas:
+            metas.append(_metas.Encoded(value, tuple(bufs[objects : objects + n])))
+            objects += n
+        return Batch._of(handle.rows, parts, handle.cut, metas)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        import pickle
+
+        content: Any = self._content()
+        data: Any = pickle.PickleBuffer(content) if protocol >= 5 else content.tobytes()
+        cut = None if self._cut is None else tuple(self._cut)
+        return _unpickled, (data if self.columns else None, self._rows, cut, self.meta)
+
+    def _content(self) -> np.ndarray[Any, Any]:
+        """All of its rows as one object in memory of this process."""
+        columns = {
+            name: _blocks.column_of(name, stored, part.pieces, "on")
+            for part in self._live()
+            for name, stored in part.columns.items()
+        }
+        return _blocks.content_of(self._rows, columns)
+
+    def __copy__(self) -> Batch:
+        return self._like(list(self._live()))
+
+
+def _unpickled(data: Any, rows: int, cut: Any, meta: dict[Any, Any]) -> Batch:
+    parts = []
+    if data is not None:
+        block = Block(None, _objects.Inline(data))
+        names = {name: name for name in block.names()}
+        parts.append(Part(names, [Piece(block, range(rows))]))
+    return Batch._of(rows, parts, None if cut is None else Cut(*cut), [meta] if meta else [])
+
+
+def _wire_names(columns: Mapping[str, str]) -> list[str]:
+    return [name if name == at else f"{name}\0{at}" for name, at in columns.items()]
+
+
+def _from_wire(names: Iterable[str]) -> dict[str, str]:
+    pairs = [name.partition("\0") for name in names]
+    return {name: stored or name for name, _, stored in pairs}
+
+
+def _common_length(columns: Mapping[str, Any]) -> int:
+    first, rows = "", 0
+    for name, value in columns.items():
+        if not first:
+            first, rows = name, len(value)
+        elif len(value) != rows:
+            raise ValueError(
+                f"columns of one batch have as many rows: {first!r} has {rows}, "
+                f"{name!r} has {len(value)}"
+            )
+    if rows > _rows.MAX_ROWS:
+        raise ValueError(f"{rows} rows are more than a batch can have, {_rows.MAX_ROWS}")
+    return rows
+
+
+def _indices(rows: Any, total: int) -> Any:
+    """Indices from 0 of rows that are named by number, from the end too, or by a mask."""
+    torch_rows = getattr(rows, "numpy", None)
+    found = np.asarray(rows if torch_rows is None else rows.cpu())
+    if found.ndim == 1 and not found.size:
+        return np.empty(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "biu":
+        raise TypeError(
+            "rows of a batch are chosen by a column's name, a number, a slice, a list of numbers "
+            f"or a mask, not by {rows!r}"
+        )
+    if found.dtype.kind == "b":
+        if len(found) != total:
+            raise IndexError(f"a mask of {len(found)} for {total} rows")
+        return np.flatnonzero(found)
+    lowest, highest = int(found.min()), int(found.max())
+    if lowest < -total or highest >= total:
+        wrong = highest if highest >= total else lowest
+        raise IndexError(f"row {wrong} of a batch of {total} rows")
+    found = found.astype(np.int64)
+    return np.where(found < 0, found + total, found) if lowest < 0 else found
+
+
+def _weights(what: str, values: Any) -> Any:
+    array = values
+    if isinstance(values, list) and values and hasattr(values[0], "__len__"):
+        array = [0 if row is None else len(row) for row in values]
+    if hasattr(array, "cpu"):
+        array = array.detach().cpu().double().numpy()
+    found = np.asarray(array)
+    if found.ndim != 1 or found.dtype.kind not in "biuf":
+        raise TypeError(f"{what} is no number for each row, and no rows with lengths")
+    found = found.astype("<f8")
+    if not (np.isfinite(found).all() and (found >= 0).all()):
+        raise ValueError(f"{what} has negative numbers, infinities or NaN; weights have none")
+    return found
+
+
+def _groups(values: Any) -> Any:
+    rows = values.tolist() if hasattr(values, "tolist") else values
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(row, len(numbers)) for row in rows], "<u4")

@@ -1,0 +1,233 @@
+"""Blocks: columns of the same rows, as a user gave them or in an object.
+
+A block is given first and frozen when it is first sent: written to the store
+once, read from there after that. Handles (`_rows`) name rows of blocks; reading
+and gathering them is here.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from . import _columns, _drafts, _layout, _objects, _store
+from ._columns import Array, Bytes, Column, Index
+from ._errors import ProtocolError
+from ._rows import Piece
+
+_NAMES_SHOWN = 8
+
+
+class Block:
+    """Columns of the same rows; once it is stored it never changes."""
+
+    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "source")
+
+    def __init__(self, given: dict[str, Any] | None, source: _objects.Source | None) -> None:
+        self._given = given
+        self.source = source
+        self._header: _layout.Header | None = None
+        self._lock = threading.Lock()
+        self._root: Any = None  # a weak reference: what is made over it holds it
+        self._kept: Any = None  # the same where it costs nothing to hold
+
+    @property
+    def local(self) -> bool:
+        """Whether the block is still as it was given."""
+        return self.source is None
+
+    @property
+    def inline(self) -> bool:
+        """Whether its bytes ride in frames."""
+        return isinstance(self.source, _objects.Inline)
+
+    def names(self) -> list[str]:
+        """The columns."""
+        given = self._given
+        return list(self.header().columns if given is None else given)
+
+    def rows(self) -> int:
+        """How many rows there are."""
+        given = self._given
+        if given is None:
+            return self.header().rows
+        return len(next(iter(given.values())))
+
+    # --- given ---------------------------------------------------------------------------
+
+    def freeze(self, pickle: str) -> _objects.Source:
+        """Write it to the store, once."""
+        with self._lock:
+            if self.source is None:
+                given = self._given
+                assert given is not None
+                columns = {n: _drafts.draft(n, value, pickle) for n, value in given.items()}
+                self.source = _placed(self.rows(), columns)
+                self._given = None
+            return self.source
+
+    # --- stored --------------------------------------------------------------------------
+
+    def content(self) -> Bytes:
+        """The bytes of the object, for as long as something made over them lives."""
+        root: Any = self._kept if self._root is None else self._root()
+        if root is None:
+            assert self.source is not None
+            root = self.source.root()
+            if self.inline:
+                if root.ctypes.data % 16:
+                    root = root.copy()  # frames pack their buffers without gaps
+                self._kept = root
+            else:
+                self._root = weakref.ref(root)
+        return root  # type: ignore[no-any-return]
+
+    def header(self) -> _layout.Header:
+        """What lies in the object."""
+        header = self._header
+        if header is None:
+            header = self._header = _layout.read_header(self.content())
+        return header
+
+    def _column(self, name: str) -> Column:
+        header = self.header()
+        if name not in header.columns:
+            raise ProtocolError(f"an object of a batch has no column {name!r}: {self.names()}")
+        return _layout.load(self.content(), header, name)
+
+    def _check(self, name: str, rows: range | Index) -> None:
+        last = rows.stop if isinstance(rows, range) else int(rows.max(initial=0)) + 1
+        if len(rows) and last > self.header().rows:
+            raise ProtocolError(
+                f"a batch names row {last - 1} of column {name!r}, "
+                f"whose object has {self.header().rows}"
+            )
+
+    # --- reading -------------------------------------------------------------------------
+
+    def whole(self, name: str, pickle: str | None) -> Column | None:
+        """All rows as a column; None for a given list where ``pickle`` is None, because to
+        draft that may pickle."""
+        given = self._given
+        if given is None:
+            return self._column(name)
+        value = given[name]
+        if pickle is None and (isinstance(value, list) or _of_objects(value)):
+            return None
+        return _drafts.draft(name, value, pickle or "off")
+
+    def column(self, name: str, rows: range | Index, pickle: str) -> Column:
+        """Some rows as a column."""
+        given = self._given
+        if given is None:
+            self._check(name, rows)
+            return self._column(name).take(rows)
+        return _drafts.draft(name, _some(given[name], rows), pickle)
+
+    def read(self, name: str, rows: range | Index) -> Any:
+        """Some rows as the user had them."""
+        given = self._given
+        if given is not None:
+            return _some(given[name], rows)
+        self._check(name, rows)
+        return self._column(name).take(rows).value()
+
+    def describe(self, name: str) -> str:
+        """The type of a column, for people."""
+        given = self._given
+        if given is not None:
+            return _drafts.describe_given(given[name])
+        spec = self.header().columns[name]
+        return _columns.describe(spec.kind, spec.type, spec.shape, spec.lib)
+
+
+def _of_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "OT"
+
+
+def _some(value: Any, rows: range | Index) -> Any:
+    if isinstance(rows, range):
+        whole = rows.start == 0 and rows.stop == len(value)
+        return value if whole else value[rows.start : rows.stop]
+    if isinstance(value, list):
+        return [value[row] for row in rows.tolist()]
+    if isinstance(value, np.ndarray):
+        return np.take(value, rows, axis=0)
+    return value[rows.astype(np.int64)]
+
+
+def _placed(rows: int, columns: Mapping[str, Column]) -> _objects.Source:
+    size, fill = _layout.layout(rows, columns)
+    names = ", ".join([*columns][:_NAMES_SHOWN]) + (", …" if len(columns) > _NAMES_SHOWN else "")
+    return _store.place(size, fill, f"batch of {rows} rows: {names}")
+
+
+def place(rows: int, columns: Mapping[str, Column]) -> Block:
+    """A stored block of these columns."""
+    return Block(None, _placed(rows, columns))
+
+
+# --- gathering ---------------------------------------------------------------------------
+
+
+def value_of(name: str, stored: str, pieces: Sequence[Piece]) -> Any:
+    """A column of pieces as the user had it: a view where it is one range, else one copy."""
+    some = [piece for piece in pieces if len(piece.rows)] or pieces[:1]
+    if len(some) == 1:
+        return some[0].block.read(stored, some[0].rows)
+    columns = _wholes(stored, some, None)
+    if columns is not None:
+        return _columns.joined(columns).value()
+    values = [block.read(stored, rows) for block, rows in some]
+    if all(isinstance(value, list) for value in values):
+        return list(chain.from_iterable(values))
+    if all(map(_of_objects, values)):
+        return np.concatenate(values)
+    kinds = dict.fromkeys(block.describe(stored) for block, _ in some)
+    raise ValueError(
+        f"column {name!r} is {' in some rows and '.join(kinds)} in others: "
+        "make it the same before the batches are put together"
+    )
+
+
+def column_of(name: str, stored: str, pieces: Sequence[Piece], pickle: str) -> Column:
+    """A column of pieces as it is written."""
+    some = [piece for piece in pieces if len(piece.rows)] or pieces[:1]
+    if len(some) == 1:
+        column: Column = some[0].block.column(stored, some[0].rows, pickle)
+        return column
+    columns = _wholes(stored, some, pickle)
+    if columns is not None:
+        return _columns.joined(columns)
+    return _drafts.draft(name, value_of(name, stored, pieces), pickle)
+
+
+def _wholes(
+    stored: str, pieces: Sequence[Piece], pickle: str | None
+) -> list[tuple[Column, range | Index]] | None:
+    """The pieces as rows of columns; None where those cannot be joined as they are."""
+    columns: dict[int, Column] = {}
+    for block, rows in pieces:
+        if not block.local:
+            block._check(stored, rows)
+        if id(block) not in columns:
+            column = block.whole(stored, pickle)
+            if column is None:
+                return None
+            columns[id(block)] = column
+    if len({_columns.signature(column) for column in columns.values()}) > 1:
+        return None
+    return [(columns[id(block)], rows) for block, rows in pieces]
+
+
+def content_of(rows: int, columns: Mapping[str, Column]) -> Array:
+    """An object of these columns in memory of this process alone."""
+    size, fill = _layout.layout(rows, columns)
+    made = np.empty(size, np.uint8)
+    fill(made)
+    return made

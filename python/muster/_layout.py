@@ -1,0 +1,150 @@
+"""The layout of batch objects (docs/batches.md): columns to bytes and back.
+
+Sizes first, then every buffer straight into its place. What is read is views of
+the object's content. This module does no I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgpack  # type: ignore[import-untyped, unused-ignore]
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _shm
+from ._columns import Array, Buffer, Bytes, Column, Fixed, Packed, Ragged, dtype_of
+from ._errors import EncodingError, ProtocolError
+
+MAGIC = b"MBT1"
+ALIGN = 64
+
+
+def layout(rows: int, columns: Mapping[str, Column]) -> tuple[int, Callable[[Bytes], None]]:
+    """The size of the object that holds these columns, and what writes it."""
+    buffers = [column.buffers() for column in columns.values()]
+    start = ALIGN
+    while True:
+        header, places, end = _header(rows, columns, buffers, start)
+        needed = _aligned(8 + len(header))
+        if needed <= start:
+            break
+        start = needed
+
+    def fill(target: Bytes) -> None:
+        front = MAGIC + len(header).to_bytes(4, "little") + header
+        target[: len(front)] = np.frombuffer(front, np.uint8)
+        at, jobs = len(front), []
+        for place, buffer in places:
+            target[at:place] = 0  # what others left in this memory stays unseen
+            at = place + buffer.nbytes
+            if buffer.flat is not None:
+                jobs.append((target[place:at], buffer.flat))
+            elif buffer.write is not None:
+                buffer.write(target[place:at])
+        target[at:] = 0
+        _shm.copy_all(jobs)
+
+    return end, fill
+
+
+def _header(
+    rows: int, columns: Mapping[str, Column], buffers: list[list[Buffer]], start: int
+) -> tuple[bytes, list[tuple[int, Buffer]], int]:
+    at, places, described = start, [], []
+    for (name, column), its in zip(columns.items(), buffers, strict=True):
+        spans = []
+        for buffer in its:
+            if not buffer.nbytes:
+                spans.append((0, 0))
+                continue
+            spans.append((at, buffer.nbytes))
+            places.append((at, buffer))
+            at = _aligned(at + buffer.nbytes)
+        described.append([name, column.kind, column.type, column.shape, column.lib, spans])
+    header: bytes = msgpack.packb([rows, described], unicode_errors="surrogatepass")
+    end = places[-1][0] + places[-1][1].nbytes if places else start
+    return header, places, end
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+class Spec(NamedTuple):
+    """A column as a header describes it."""
+
+    kind: str
+    type: str
+    shape: tuple[int, ...]
+    lib: str
+    spans: list[tuple[int, int]]
+
+
+class Header(NamedTuple):
+    """What lies in an object."""
+
+    rows: int
+    columns: dict[str, Spec]
+
+
+def read_header(content: Bytes) -> Header:
+    """The header of an object; ProtocolError for what is none."""
+    try:
+        front = content[:8].tobytes()
+        if front[:4] != MAGIC:
+            raise ValueError(f"it begins with {front[:4]!r} instead of {MAGIC!r}")
+        length = int.from_bytes(front[4:], "little")
+        if 8 + length > len(content):
+            raise ValueError(f"a header of {length} bytes in {len(content)}")
+        data = content[8 : 8 + length].tobytes()
+        rows, columns = msgpack.unpackb(data, unicode_errors="surrogatepass")
+        return Header(rows, {c[0]: Spec(c[1], c[2], tuple(c[3]), c[4], c[5]) for c in columns})
+    except Exception as error:
+        raise ProtocolError(f"an object that is no batch: {error}") from None
+
+
+def load(content: Bytes, header: Header, name: str) -> Column:
+    """A column of an object: views of its content."""
+    spec, rows = header.columns[name], header.rows
+    try:
+        parts = [_span(content, offset, length) for offset, length in spec.spans]
+        if spec.kind == "fixed":
+            return Fixed(spec.type, spec.lib, _view(parts[0], (rows, *spec.shape), spec.type))
+        bits, spans, data = parts
+        offsets: NDArray[np.int64] = spans.view(np.int64) if rows else np.zeros(1, np.int64)
+        valid = None
+        if len(bits):
+            valid = np.unpackbits(bits, count=rows, bitorder="little").view(bool)
+        if len(offsets) != rows + 1 or offsets[0] < 0:
+            raise ValueError(f"{len(offsets)} offsets of {rows} rows")
+        if spec.kind != "ragged":
+            if offsets[-1] > len(data):
+                raise ValueError(f"rows end at {offsets[-1]} of {len(data)} bytes")
+            return Packed(spec.kind, spec.lib, offsets, data, valid, spec.shape, spec.type)
+        values = _view(data, (int(offsets[-1]), *spec.shape), spec.type)
+        return Ragged(spec.type, spec.lib, spec.shape, offsets=offsets, values=values, valid=valid)
+    except EncodingError:
+        raise
+    except Exception as error:
+        raise ProtocolError(
+            f"column {name!r} of a batch cannot be read: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _span(content: Bytes, offset: int, length: int) -> Bytes:
+    if not 0 <= offset <= offset + length <= len(content):
+        raise ValueError(f"bytes {offset} to {offset + length} of {len(content)}")
+    return content[offset : offset + length]
+
+
+def _view(data: Bytes, shape: tuple[int, ...], type: str) -> Array:
+    dtype = dtype_of(type)
+    size = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or size != len(data) or any(n < 0 for n in shape):
+        raise ValueError(f"{shape} of {dtype} in {len(data)} bytes")
+    # np.empty would make something else of items without size.
+    made: Array = np.ndarray(shape, dtype, data if size else bytearray(1))
+    return made
