@@ -156,7 +156,5 @@ func use(h Handle) {
 		h.TakeBlocks([]uint32{1, 0, 1}, h.Rows/2)
 		h.Take([]uint32{uint32(h.Rows - 1), 0})
 	}
-	if h.Rows < 1<<20 || h.Cut == nil {
-		_, _ = h.Cut.Shards(h.Rows, 3)
-	}
+	_, _ = h.Cut.Shards(h.Rows, 3)
 }
