@@ -64,6 +64,7 @@ func (p *Payload) Take(v *Value, i int, rows []uint32) error {
 	a := &p.Args[i]
 	if a.Kind == ArgBatch {
 		h := a.Batch.Take(rows)
+		h.Cut = nil // it is cut
 		p.lead(v, i)
 		return v.appendBatch(&h, a.batchBufs)
 	}
@@ -86,6 +87,7 @@ func (p *Payload) Empty(v *Value, i int) error {
 		return p.Whole(v, i)
 	}
 	h := a.Batch.Empty()
+	h.Cut = nil
 	p.lead(v, i)
 	return v.appendBatch(&h, a.batchBufs)
 }
@@ -110,7 +112,10 @@ func (v *Value) chainBatches(parts []Value, shards [][]uint32) error {
 		}
 		handles[i], bufs[i] = handle, parts[i].Bufs[first:first+n]
 	}
-	joined, sources, err := batch.Concat(handles, func(handle, buf int) uint64 { return bufs[handle][buf].Object })
+	joined, sources, err := batch.Concat(handles, func(handle, buf int) Ref {
+		ref, _ := bufs[handle][buf].Ref()
+		return ref
+	})
 	if err != nil {
 		return err
 	}

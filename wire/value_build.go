@@ -178,6 +178,7 @@ func (p *Payload) Rows(v *Value, i, from, to int) error {
 			return spec.Errorf(spec.CodeInternal, "rows %d to %d of a batch of %d were asked for", from, to, a.Len)
 		}
 		h := a.Batch.Slice(from, to)
+		h.Cut = nil // it is cut
 		p.lead(v, i)
 		return v.appendBatch(&h, a.batchBufs)
 	}
