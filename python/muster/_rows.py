@@ -81,14 +81,19 @@ def pick(pieces: Sequence[Piece], indices: Index) -> list[Piece]:
     """The rows of these indices, in their order; they may repeat, and lie within bounds."""
     if not len(indices):
         return [Piece(pieces[0].block, range(0))]
-    ends = np.cumsum([len(piece.rows) for piece in pieces])
+    lengths = np.array([len(piece.rows) for piece in pieces])
+    ends = np.cumsum(lengths)
     which = np.searchsorted(ends, indices, side="right")
-    bases = [_base(piece, int(end)) for piece, end in zip(pieces, ends, strict=True)]
-    rows = indices + np.array(bases, np.int64)[which]
-    for number, (_, listed) in enumerate(pieces):
-        if not isinstance(listed, range):
-            there = which == number
-            rows[there] = listed[rows[there]]
+    # An index becomes a row of a range, or a place among the rows of all lists.
+    listed = [piece.rows for piece in pieces if not isinstance(piece.rows, range)]
+    in_list = np.array([not isinstance(piece.rows, range) for piece in pieces])
+    bases = np.array([r.start if isinstance(r, range) else 0 for _, r in pieces], np.int64)
+    list_ends = np.cumsum(np.where(in_list, lengths, 0))
+    bases[in_list] = (list_ends - lengths)[in_list]
+    rows = indices + (bases - (ends - lengths))[which]
+    if listed:
+        there = in_list[which]
+        rows[there] = np.concatenate(listed)[rows[there]]
     blocks: list[Any] = []
     numbers: dict[int, int] = {}
     for piece in pieces:
@@ -96,12 +101,6 @@ def pick(pieces: Sequence[Piece], indices: Index) -> list[Piece]:
             blocks.append(piece.block)
     which = np.array([numbers[id(piece.block)] for piece in pieces])[which]
     return _form(blocks, which, rows, np.ones(len(rows), np.int64))
-
-
-def _base(piece: Piece, end: int) -> int:
-    """What to add to an index for the row of a range, or the place in a list."""
-    start = piece.rows.start if isinstance(piece.rows, range) else 0
-    return start - (end - len(piece.rows))
 
 
 def _form(blocks: list[Any], which: Index, first: Index, length: Index) -> list[Piece]:
