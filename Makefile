@@ -82,7 +82,7 @@ bench-quick: venv ## the same in about two minutes, into build/bench: fewer roun
 
 .PHONY: bench-go
 bench-go: ## Go benchmarks of the hot paths, with allocations per call
-	@go test -run '^$$' -bench . -benchmem ./wire ./dispatch ./call ./head
+	@go test -run '^$$' -bench . -benchmem ./wire ./dispatch ./call ./head ./store
 
 .PHONY: bench-sim
 bench-sim: ## the head with up to 10,000 simulated workers, and how its costs grow, into build/bench

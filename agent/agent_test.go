@@ -83,7 +83,7 @@ func newBench(t *testing.T, change func(*bench)) *bench {
 	if b.hello, err = wire.ReadHello(b.conn); err != nil {
 		t.Fatal(err)
 	}
-	wire.Accept(b.conn, wire.Welcome{})
+	wire.Accept(b.conn, wire.Welcome{StoreToken: "the stores'"})
 	b.asker = wire.NewAsker(b.conn)
 	go b.read()
 	return b

@@ -11,9 +11,10 @@ import (
 
 // Descriptors that the agent needs per worker: the log pipe (one end stays, the
 // other is there while it is handed over), the log file, the control
-// connection; and the call connection and perhaps a controller's where it relays.
+// connection, that to the store; and the call connection and perhaps a
+// controller's where it relays.
 const (
-	filesPerWorker      = 4
+	filesPerWorker      = 5
 	filesPerRelay       = 2
 	filesPerSpawn       = 2 // the socket pair that the worker is told over
 	filesToSpare        = 32

@@ -53,7 +53,7 @@ The other commands look at what a script would do, or does.`,
 	}
 	root.SetVersionTemplate("muster {{.Version}}\n")
 	root.AddCommand(
-		runCommand(), planCommand(), doctorCommand(), statusCommand(), logsCommand(), stacksCommand(),
+		runCommand(), planCommand(), doctorCommand(), statusCommand(), storeCommand(), logsCommand(), stacksCommand(),
 		versionCommand(), headCommand(), agentCommand(), wardenCommand(), exitCodesTopic(),
 	)
 	root.SetHelpCommand(helpCommand())

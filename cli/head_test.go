@@ -70,6 +70,7 @@ func script(t *testing.T, s session.Session, name string, world int) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.close) // also keeps it: a connection that nobody refers to is collected, and so closed
 	var pool spec.Pool
 	if err := c.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: patience.Seconds()}, &pool); err != nil {
 		t.Fatal(err)
