@@ -77,8 +77,16 @@ bench: venv ## Muster, Ray, Monarch and the floor in one run, into docs/benchmar
 	@$(PY) bench/run.py --publish $(BENCH_ARGS)
 
 .PHONY: bench-quick
-bench-quick: venv ## the same in about two minutes, into build/bench: fewer rounds, no 256 workers, no torch
+bench-quick: venv ## the same in about three minutes, into build/bench: fewer rounds, no 256 workers, no torch
 	@$(PY) bench/run.py --quick $(BENCH_ARGS)
+
+.PHONY: bench-batch
+bench-batch: venv ## batches alone, 64 and 256 MiB, into build/bench (BENCH_ARGS="--systems muster,floor" leaves Ray out)
+	@$(PY) bench/run.py --quick --cases batches $(BENCH_ARGS)
+
+.PHONY: soak
+soak: venv ## 1,000 steps of 256 MiB, after which no process has more memory, descriptors or segments (SOAK_ARGS="--steps 100")
+	@$(PY) bench/soak.py $(SOAK_ARGS)
 
 .PHONY: bench-go
 bench-go: ## Go benchmarks of the hot paths, with allocations per call

@@ -69,6 +69,11 @@ class Case:
     rounds: int
     limit: float
     parameters: dict[str, Any] = field(default_factory=dict)
+    #: Which of a system's scripts it is a case of, SYSTEM_script.py, and who has that.
+    script: str = "driver"
+    systems: tuple[str, ...] = SYSTEMS
+    #: Memory that it takes besides its workers, in bytes.
+    needs: float = 0.0
 
     @property
     def workers(self) -> int:
@@ -175,6 +180,8 @@ def too_large(
     It goes by what the same system's workers took in this run, so cases with
     fewer workers have to come first.
     """
+    if case.needs > available * 0.8:
+        return f"left out: it may need {case.needs / 1e9:.0f} GB, {available / 1e9:.0f} GB are free"
     prefix, each = "memory", ASSUMED[system]
     if case.heavy:
         prefix, each = "heavy.memory", ASSUMED_HEAVY[system]

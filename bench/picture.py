@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
+import hops
 from measures import SYSTEMS, TITLES
 from report import figure, times
 
@@ -45,6 +46,8 @@ TIMES = [
     ("heavy.start.16", "16 workers ready, with HEAVY", 0.0),
     ("script.first", "python script.py to first result", 0.0),
 ]
+FLOOR = "floor (bare sockets, same hops)"
+BATCH_FLOOR = "floor (memcpy, same threads)"
 MEMORY = [
     ("memory.16.worker", "per worker, of 16", 0.0),
     ("heavy.memory.16.worker", "per worker, of 16, with HEAVY", 0.0),
@@ -52,11 +55,55 @@ MEMORY = [
 ]
 
 
+class Bar(NamedTuple):
+    """A bar: the system that gives its colour, p10, median and p90, and its value in words."""
+
+    system: str
+    value: tuple[float, float, float]
+    said: str
+
+
+Group = tuple[str, list[Bar]]
+
+
 def draw(results: dict[str, Any]) -> str:
     """The whole picture."""
     parts: list[str] = []
-    y = _panel(parts, results, "time, shorter is better", TIMES, "s", TOP)
-    y = _panel(parts, results, "memory (PSS), shorter is better", MEMORY, "B", y + 34)
+    times, memory = _values(results, TIMES, "s"), _values(results, MEMORY, "B")
+    y = _panel(parts, "time, shorter is better", times, "s", TOP)
+    y = _panel(parts, "memory (PSS), shorter is better", memory, "B", y + 34)
+    return _page(results, parts, y, FLOOR)
+
+
+def draw_batches(results: dict[str, Any]) -> str:
+    """The picture of batches: a panel for each hop, a group of bars for each size."""
+    parts: list[str] = []
+    y = TOP - 34
+    for table in hops.TABLES:
+        groups = _ways(results["metrics"], table)
+        y = _panel(parts, f"{table.title}; shorter is better", groups, "s", y + 34)
+    return _page(results, parts, y, BATCH_FLOOR)
+
+
+def _ways(found: hops.Found, table: hops.Table) -> list[Group]:
+    groups = []
+    for label, key in table.keys(found):
+        bars = []
+        ours = hops.median(found, f"{key}.{table.ways[0].name}", table.ways[0].system)
+        for way in table.ways:
+            s = found.get(f"{key}.{way.name}", {}).get(way.system)
+            if s is None:
+                continue
+            said = f"{figure(s['median'], 's')} {way.title}"
+            if way.system == "ray" and ours:
+                said += f", {times(s['median'] / ours)}"
+            bars.append(Bar(way.system, (s["p10"], s["median"], s["p90"]), said))
+        groups.append((label, bars))
+    return groups
+
+
+def _page(results: dict[str, Any], parts: list[str], y: int, floor: str) -> str:
+    """The panels with what is above and below them."""
     machine = results["machine"]
     foot = (
         f"{results['kind']} run of {results['made'][:10]} on {machine['cores']} cores, "
@@ -72,7 +119,7 @@ def draw(results: dict[str, Any]) -> str:
             f"<title>{escape(_headline(results))}</title>",
             f"<style>{STYLE}</style>",
             f'<rect class="paper" width="{WIDTH}" height="{height}" rx="6"/>',
-            *_legend(results),
+            *_legend(results, floor),
             *parts,
             "</svg>\n",
         ]
@@ -88,12 +135,12 @@ def _systems(results: dict[str, Any]) -> list[str]:
     return [s for s in SYSTEMS if any(s in by for by in results["metrics"].values())]
 
 
-def _legend(results: dict[str, Any]) -> list[str]:
+def _legend(results: dict[str, Any], floor: str) -> list[str]:
     lines, x = [_text(16, 26, _headline(results), "title")], 16
     for system in _systems(results):
         name = f"{TITLES[system]} {results['versions'].get(system, '')}".strip()
         if system == "floor":
-            name = "floor (bare sockets, same hops)"
+            name = floor
         lines.append(f'<rect class="{system}" x="{x}" y="38" width="11" height="11" rx="2"/>')
         lines.append(_text(x + 16, 48, name, ""))
         x += 34 + 7 * len(name)
@@ -101,9 +148,9 @@ def _legend(results: dict[str, Any]) -> list[str]:
 
 
 def _values(
-    results: dict[str, Any], wanted: list[tuple[str, str, float]]
-) -> list[tuple[str, dict[str, tuple[float, float, float]]]]:
-    """Label and, per system, low, median and high; without what nobody measured."""
+    results: dict[str, Any], wanted: list[tuple[str, str, float]], unit: str
+) -> list[Group]:
+    """Label and bars, without what nobody measured."""
     found = []
     for key, label, calls in wanted:
         by_system = {}
@@ -115,23 +162,24 @@ def _values(
                 low, middle, high = calls / high, calls / middle, calls / low
             by_system[system] = (low, middle, high)
         if by_system:
-            found.append((label.replace("HEAVY", results["heavy"]), by_system))
+            medians = {s: v[1] for s, v in by_system.items()}
+            order = [s for s in SYSTEMS if s in by_system]
+            bars = [Bar(s, by_system[s], _said(s, medians, unit)) for s in order]
+            found.append((label.replace("HEAVY", results["heavy"]), bars))
     return found
 
 
 def _panel(
     parts: list[str],
-    results: dict[str, Any],
     title: str,
-    wanted: list[tuple[str, str, float]],
+    groups: list[Group],
     unit: str,
     top: int,
 ) -> int:
     """One axis with its bars; returns where it ends."""
-    values = _values(results, wanted)
-    if not values:
+    if not groups:
         return top
-    everything = [v for _, by in values for triple in by.values() for v in triple]
+    everything = [v for _, its in groups for bar in its for v in bar.value]
     first = math.floor(math.log10(min(everything)) - 0.15)
     last = math.ceil(math.log10(max(everything)))
 
@@ -141,13 +189,11 @@ def _panel(
 
     bars: list[str] = []
     y = top + 30
-    for label, by_system in values:
-        order = [s for s in SYSTEMS if s in by_system]
-        tall = len(order) * (BAR + GAP)
+    for label, its in groups:
+        tall = len(its) * (BAR + GAP)
         bars.append(_text(LEFT - 10, y + tall // 2 + 3, label, "label"))
-        for system in order:
-            said = _said(system, {s: v[1] for s, v in by_system.items()}, unit)
-            bars += _bar(system, by_system[system], said, x, y)
+        for bar in its:
+            bars += _bar(bar, x, y)
             y += BAR + GAP
         y += BETWEEN
     bottom = y - BETWEEN + 4
@@ -173,14 +219,8 @@ def _said(system: str, medians: dict[str, float], unit: str) -> str:
     return said
 
 
-def _bar(
-    system: str,
-    value: tuple[float, float, float],
-    said: str,
-    x: Callable[[float], float],
-    y: int,
-) -> list[str]:
-    low, middle, high = value
+def _bar(bar: Bar, x: Callable[[float], float], y: int) -> list[str]:
+    system, (low, middle, high), said = bar
     width = round(x(middle) - LEFT, 1)
     lines = [f'<rect class="{system}" x="{LEFT}" y="{y}" width="{width}" height="{BAR}" rx="1.5"/>']
     if x(high) - x(low) >= 1:

@@ -41,7 +41,7 @@ def times(value: float) -> str:
     )
 
 
-def _spread(found: dict[str, float], unit: str) -> str:
+def spread(found: dict[str, float], unit: str) -> str:
     """The median, with p10 to p90 where they can be told from it."""
     (low, a), (middle, b), (high, c) = (
         parted(found[share], unit) for share in ("p10", "median", "p90")
@@ -59,7 +59,7 @@ def _cell(results: dict[str, Any], metric: Metric, system: str) -> str:
         return "-"
     if found["median"] == 0 and metric.unit == "B":
         return "in the script"
-    return _spread(found, metric.unit)
+    return spread(found, metric.unit)
 
 
 def rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -89,14 +89,22 @@ def rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def remarks(results: dict[str, Any]) -> list[str]:
     """What a reader has to know beside the figures."""
+    compared = (
+        "Medians over the rounds, p10-p90 in brackets. "
+        "'vs': how many times better Muster is; 'of the floor': how many times its cost."
+    )
+    return circumstances(results, compared)
+
+
+def circumstances(results: dict[str, Any], compared: str) -> list[str]:
+    """Where and how the figures were made; compared says how they are to be read."""
     m = results["machine"]
     versions = ", ".join(f"{TITLES[s]} {v}" for s, v in results["versions"].items())
     said = [
         f"{results['kind']} run of {results['made']}, {results['seconds']} s: {m['cpu']}, "
         f"{m['cores']} cores, {m['memory'] / 2**30:.0f} GiB, Linux {m['kernel']}, "
         f"Python {m['python']}; {versions}.",
-        "Medians over the rounds, p10-p90 in brackets. "
-        "'vs': how many times better Muster is; 'of the floor': how many times its cost.",
+        compared,
     ]
     rounds: dict[str, set[int]] = {}
     for run in results["runs"]:
@@ -122,26 +130,39 @@ def remarks(results: dict[str, Any]) -> list[str]:
 
 def table(results: dict[str, Any]) -> str:
     """The table for a terminal."""
-    head, body = rows(results)
+    return "\n".join([*as_text(*rows(results)), "", *remarks(results)])
+
+
+def as_text(head: list[str], body: list[list[str]]) -> list[str]:
+    """The lines of a table, in columns."""
     widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
     lines = []
     for row in [head, *body]:
         first = row[0].ljust(widths[0])
         rest = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
         lines.append("  ".join([first, *rest]).rstrip())
-    return "\n".join([*lines, "", *remarks(results)])
+    return lines
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The same for docs/benchmarks.md."""
-    head, body = rows(results)
-    lines = [head, ["---", *(["---:"] * (len(head) - 1))], *body]
-    shown = ["| " + " | ".join(line) + " |" for line in lines]
+    shown = as_markdown(*rows(results))
     return "\n".join([*shown, "", *(f"- {remark}" for remark in remarks(results))])
+
+
+def as_markdown(head: list[str], body: list[list[str]]) -> list[str]:
+    """The lines of a table, for a page."""
+    lines = [head, ["---", *(["---:"] * (len(head) - 1))], *body]
+    return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def into_page(page: str, results: dict[str, Any]) -> str:
     """The page with the results between its two marks replaced."""
-    before, rest = page.split(BEGIN, 1)
-    _, after = rest.split(END, 1)
-    return f"{before}{BEGIN}\n{markdown(results)}\n{END}{after}"
+    return between(page, BEGIN, END, markdown(results))
+
+
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """The page with what is between two marks replaced."""
+    before, rest = page.split(begin, 1)
+    _, after = rest.split(end, 1)
+    return f"{before}{begin}\n{text}\n{end}{after}"

@@ -19,10 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hops
+import hops_report
 import installs
 import machine
 import measures
@@ -71,7 +74,7 @@ class Harness:
         """One driver, from its start to the last of its processes."""
         command = [
             str(self.pythons[system].python),
-            str(self.drivers / f"{system}_driver.py"),
+            str(self.drivers / f"{system}_{case.script}.py"),
             case.driver,
             json.dumps(case.parameters),
         ]
@@ -198,14 +201,14 @@ def measure(
             # Whoever comes first meets a cooler machine: take turns at that too.
             turn = number % len(systems)
             for system in systems[turn:] + systems[:turn]:
-                if case.name in missing[system]:
+                if system not in case.systems or case.name in missing[system]:
                     continue
                 why = measures.too_large(
                     case, system, measures.summaries(runs), machine.available_memory()
                 )
                 if why:
                     missing[system][case.name] = why
-                    say(f"  {case.name:<9} {measures.TITLES[system]:<8} {why}")
+                    say(f"  {case.name:<14} {measures.TITLES[system]:<8} {why}")
                     continue
                 before = machine.busy(0.3)
                 log = logs / f"{number + 1}-{case.name.replace(' ', '-')}-{system}.log"
@@ -214,6 +217,7 @@ def measure(
                     {
                         "round": number + 1,
                         "case": case.name,
+                        "script": case.script,
                         "system": system,
                         "busy_before": round(before, 3),
                         "round_load": calm,
@@ -226,7 +230,7 @@ def measure(
                 if run["left_behind"]:
                     remark += f"; left behind and killed: {', '.join(run['left_behind'])}"
                 say(
-                    f"  {case.name:<9} {measures.TITLES[system]:<8} {run['seconds']:6.1f} s  {remark}"
+                    f"  {case.name:<14} {measures.TITLES[system]:<8} {run['seconds']:6.1f} s  {remark}"
                 )
                 if run["problem"]:
                     # It would most likely fail or hang again, and cost its limit each time.
@@ -263,7 +267,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--publish", action="store_true", help="also write docs/benchmarks.*")
     parser.add_argument("--no-torch", action="store_true", help="a smaller heavy import, not torch")
     parser.add_argument("--systems", default=",".join(measures.SYSTEMS), help="by commas")
-    parser.add_argument("--cases", default="", help="only these, by commas: calls,fan,first,…")
+    parser.add_argument("--cases", default="", help="only these, by commas: calls,fan,batches,…")
     parser.add_argument("--rounds", type=int, default=0, help="at most that many of each case")
     parser.add_argument("--calm", type=float, default=60.0, help="longest wait for calm, seconds")
     parser.add_argument("--redraw", action="store_true", help="only draw the last results again")
@@ -277,37 +281,64 @@ def arguments() -> argparse.Namespace:
 
 
 def write(results: dict[str, Any], publish: bool) -> None:
-    """Everything in build/bench, and in docs if asked; the table on standard output."""
-    text = json.dumps(results, indent=1) + "\n"
+    """The book of calls: in build/bench, and in docs if asked; the table on standard output."""
     drawing = picture.draw(results)
-    folders = {OUT / "results.json": text, OUT / "benchmarks.svg": drawing}
-    if publish:
-        folders |= {DOCS / "benchmarks.json": text, DOCS / "benchmarks.svg": drawing}
-        page = DOCS / "benchmarks.md"
-        folders[page] = report.into_page(page.read_text(), results)
-    for path, content in folders.items():
-        path.write_text(content)
-        say(f"wrote {path.relative_to(ROOT)}")
+    _write("benchmarks", results, drawing, report.into_page if publish else None)
     print(report.table(results))  # last: a reader that hangs up must not cost the files
 
 
-def bench(options: argparse.Namespace) -> dict[str, Any]:
+def write_batches(results: dict[str, Any], publish: bool) -> None:
+    """The book of batches, the same way."""
+    drawing = picture.draw_batches(results)
+    _write("batches", results, drawing, hops_report.into_page if publish else None)
+    print(hops_report.text(results))
+
+
+def _write(
+    name: str,
+    results: dict[str, Any],
+    drawing: str,
+    into_page: Callable[[str, dict[str, Any]], str] | None,
+) -> None:
+    text = json.dumps(results, indent=1) + "\n"
+    files = {OUT / f"{name}.json": text, OUT / f"{name}.svg": drawing}
+    if into_page is not None:
+        page = DOCS / "benchmarks.md"
+        files |= {DOCS / f"{name}.json": text, DOCS / f"{name}.svg": drawing}
+        files[page] = into_page(page.read_text(), results)
+    for path, content in files.items():
+        path.write_text(content)
+        say(f"wrote {path.relative_to(ROOT)}")
+
+
+def chosen(options: argparse.Namespace, modules: list[str]) -> list[measures.Case]:
+    """The cases that the command line asks for: by name, or all whose name begins with that."""
+    cases = measures.cases(options.quick, modules) + hops.cases(options.quick)
+    if options.cases:
+        names = {c.name for c in cases}
+        wanted = options.cases.split(",")
+        cases = [
+            c
+            for c in cases
+            if c.name in wanted
+            or any(w not in names and c.name.startswith(w + " ") for w in wanted)
+        ]
+    if options.rounds:
+        cases = [replace(c, rounds=min(c.rounds, options.rounds)) for c in cases]
+    return cases
+
+
+def bench(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Everything, as one book of results for each kind of script: driver, batches."""
     systems = [s for s in measures.SYSTEMS if s in options.systems.split(",")]
     began = time.monotonic()
     pythons, problems = install(systems)
     folder: Path | None = None
     modules: list[str] = []
     remark = ""
-    if not options.quick:
+    if not options.quick and options.cases != "batches":
         folder, modules, remark = installs.heavy(BUILD, not options.no_torch, say)
-    cases = measures.cases(options.quick, modules)
-    if options.cases:
-        cases = [c for c in cases if c.name in options.cases.split(",")]
-    if options.rounds:
-        cases = [
-            measures.Case(c.name, c.driver, min(c.rounds, options.rounds), c.limit, c.parameters)
-            for c in cases
-        ]
+    cases = chosen(options, modules)
     # Sockets need a short path, which neither build/ nor TMPDIR may have.
     scratch = Path(tempfile.mkdtemp(prefix="mb-", dir="/tmp"))
     machine.adopt_orphans()
@@ -319,37 +350,53 @@ def bench(options: argparse.Namespace) -> dict[str, Any]:
         machine.clear(0.0)
         shutil.rmtree(scratch, ignore_errors=True)
     heavy = "+".join(modules)
-    found = measures.summaries(runs)
-    return {
-        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "kind": "quick" if options.quick else "full",
-        "seconds": round(time.monotonic() - began),
-        "machine": machine.describe(),
-        "versions": {s: i.version for s, i in pythons.items() if i.version},
-        "heavy": heavy,
-        "remark": remark,
-        "not_calm": sorted({r["round"] for r in runs if not r["round_load"]["calm"]}),
-        "disturbed": sum(r["others"] > machine.DISTURBED for r in runs),
-        "problems": problems,
-        "missing": {s: m for s, m in missing.items() if m},
-        "metrics": found,
-        "ratios": measures.ratios(measures.metrics(heavy), found),
-        "runs": runs,
-    }
+    books = {}
+    for script in dict.fromkeys(case.script for case in cases):
+        its = [r for r in runs if r["script"] == script]
+        names = {case.name for case in cases if case.script == script}
+        found = measures.summaries(its)
+        lacking = {s: {n: why for n, why in m.items() if n in names} for s, m in missing.items()}
+        books[script] = {
+            "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "kind": "quick" if options.quick else "full",
+            "seconds": round(time.monotonic() - began),
+            "machine": machine.describe(),
+            "versions": {s: i.version for s, i in pythons.items() if i.version},
+            "heavy": heavy,
+            "remark": remark,
+            "not_calm": sorted({r["round"] for r in its if not r["round_load"]["calm"]}),
+            "disturbed": sum(r["others"] > machine.DISTURBED for r in its),
+            "problems": problems,
+            "missing": {s: m for s, m in lacking.items() if m},
+            "metrics": found,
+            "ratios": measures.ratios(measures.metrics(heavy), found),
+            "runs": its,
+        }
+    if "batches" in books:
+        batches = books["batches"]
+        batches |= {"heavy": "", "remark": "", "goals": hops.as_json(batches["metrics"])}
+        del batches["ratios"]
+    return books
+
+
+WRITERS = {"driver": ("benchmarks", write), "batches": ("batches", write_batches)}
 
 
 def main() -> None:
     options = arguments()
     OUT.mkdir(parents=True, exist_ok=True)
     if options.redraw:
-        write(json.loads((OUT / "results.json").read_text()), options.publish)
+        for name, writer in WRITERS.values():
+            if (OUT / f"{name}.json").exists():
+                writer(json.loads((OUT / f"{name}.json").read_text()), options.publish)
         return
     with (OUT / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             sys.exit("another benchmark runs in this tree: two at once would measure each other")
-        write(bench(options), options.publish)
+        for script, results in bench(options).items():
+            WRITERS[script][1](results, options.publish)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class System(Protocol):
         """Stop the system itself."""
 
 
-def _private_output() -> int:
+def private_output() -> int:
     """Keeps standard output for results: systems print what they like."""
     sys.stdout.flush()
     private = os.dup(1)
@@ -86,7 +86,7 @@ class Results:
     def account(self) -> None:
         """Tells the CPU time of the script and all below it, for what nobody collects."""
         tick = os.sysconf("SC_CLK_TCK")
-        pids = [os.getpid(), *_descendants(os.getpid())]
+        pids = [os.getpid(), *descendants(os.getpid())]
         self._line({"cpu": {pid: _ticks(pid) / tick for pid in pids}})
 
     def _line(self, record: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ def _pss(pid: int) -> float:
     return 0.0
 
 
-def _name(pid: int) -> str:
+def name_of(pid: int) -> str:
     """What the process is: Muster's say it in their command line, others by their name."""
     try:
         with open(f"/proc/{pid}/cmdline", errors="replace") as f:
@@ -219,7 +219,7 @@ def _ticks(pid: int) -> int:
     return sum(int(x) for x in stat[stat.rindex(")") + 2 :].split()[11:13])
 
 
-def _descendants(root: int) -> list[int]:
+def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -243,9 +243,9 @@ def _memory(results: Results, name: str, workers: list[int]) -> None:
     mine = set(workers)
     results.value(f"{name}.worker", sum(_pss(pid) for pid in workers) / len(workers))
     rest: dict[str, float] = {}
-    for pid in _descendants(os.getpid()):
+    for pid in descendants(os.getpid()):
         if pid not in mine:
-            rest[_name(pid)] = rest.get(_name(pid), 0.0) + _pss(pid)
+            rest[name_of(pid)] = rest.get(name_of(pid), 0.0) + _pss(pid)
     results.value(f"{name}.system", sum(rest.values()))
     results.parts(f"{name}.system", rest)
 
@@ -357,7 +357,7 @@ _CASES: dict[str, Callable[[System, Results, dict[str, Any]], None]] = {
 
 def main(system: System) -> None:
     """Runs the case that the command line names: DRIVER CASE PARAMETERS-AS-JSON."""
-    results = Results(_private_output())
+    results = Results(private_output())
     try:
         _CASES[sys.argv[1]](system, results, json.loads(sys.argv[2]))
     except BaseException as e:

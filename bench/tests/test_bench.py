@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import hops
 import machine
 import measures
 import picture
@@ -141,6 +142,22 @@ def test_a_failing_thread_is_raised() -> None:
     with pytest.raises(RuntimeError, match="no answer"):
         probe.rate_of_threads([lambda: 1, fail], 0.01)
     assert probe.rate_of_threads([lambda: 1] * 2, 0.01) > 0
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_cases_have_a_script_for_each_of_their_systems(quick: bool) -> None:
+    cases = measures.cases(quick, ["torch"]) + hops.cases(quick)
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    for case in cases:
+        for system in case.systems:
+            assert (BENCH / "drivers" / f"{system}_{case.script}.py").exists()
+
+
+def test_a_case_that_needs_more_memory_than_is_free_is_left_out() -> None:
+    case = next(c for c in hops.cases(quick=False) if c.name == "batches 2048")
+    assert "it may need 15 GB, 10 GB are free" in measures.too_large(case, "ray", {}, 10e9)
+    assert measures.too_large(case, "ray", {}, 40e9) == ""
 
 
 # What a driver may do wrong, and what has to become of it.
