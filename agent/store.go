@@ -24,7 +24,8 @@ const (
 	shareOfMemory    = 0.5 // of the machine, and of the cgroup's limit
 	shareOfAvailable = 0.8
 	shareOfDisk      = 0.5
-	shareOfFiles     = 4 // one in so many descriptors may be a segment's
+	shareOfFiles     = 4    // one in so many descriptors may be a segment's
+	shareToSpare     = 0.03 // of the machine, that a store never takes
 )
 
 // storeOptions says what the store of this node may have.
@@ -32,7 +33,11 @@ func storeOptions(join backend.Join, files uint64) (store.Options, error) {
 	root := os.DirFS("/")
 	opts := store.Options{
 		Node: join.Node, Name: join.Name, Segments: int(files / shareOfFiles), //nolint:gosec // a limit of descriptors
-		Free: func() uint64 { return availableMemory(root) },
+	}
+	spare := uint64(float64(memory(root)) * shareToSpare)
+	opts.Free = func() uint64 {
+		free := availableMemory(root)
+		return free - min(free, spare)
 	}
 	var err error
 	if text := os.Getenv("MUSTER_STORE_BYTES"); text == "" {
@@ -102,11 +107,11 @@ func memoryGroups(root fs.FS) []memoryGroup {
 		if len(parts) != 3 {
 			continue
 		}
-		base, limit, used, cache := "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+		base, limit, used, cache := "sys/fs/cgroup", "memory.max", "memory.current", ""
 		switch {
 		case parts[0] == "0":
 		case parts[1] == "memory":
-			base, limit, used, cache = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+			base, limit, used, cache = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
 		default:
 			continue
 		}
@@ -114,7 +119,10 @@ func memoryGroups(root fs.FS) []memoryGroup {
 			dir := base + at
 			stat, _ := fs.ReadFile(root, path.Join(dir, "memory.stat"))
 			g := memoryGroup{limit: number(root, path.Join(dir, limit)), used: number(root, path.Join(dir, used))}
-			g.cache, _ = counter(string(stat), cache)
+			for _, name := range []string{"inactive_file", "active_file"} {
+				n, _ := counter(string(stat), cache+name)
+				g.cache += n
+			}
 			if g.limit > 0 && g.limit < math.MaxInt64&^4095 { // version 1 says "no limit" by that
 				groups = append(groups, g)
 			}

@@ -127,7 +127,7 @@ func TestMemoryForStores(t *testing.T) {
 	}{
 		"the machine":      {files("proc/meminfo", meminfo, "proc/self/cgroup", "0::/\n"), 8 * gib, 12 * gib},
 		"a busy machine":   {files("proc/meminfo", "MemTotal: 16777216 kB\nMemAvailable: 5242880 kB\n"), 4 * gib, 5 * gib},
-		"version 2":        {files("proc/meminfo", meminfo, "proc/self/cgroup", "0::/job/1\n", "sys/fs/cgroup/job/memory.max", "4294967296\n", "sys/fs/cgroup/job/memory.current", "3221225472\n", "sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 1073741824\n", "sys/fs/cgroup/job/1/memory.max", "max\n"), 2 * gib, 2 * gib},
+		"version 2":        {files("proc/meminfo", meminfo, "proc/self/cgroup", "0::/job/1\n", "sys/fs/cgroup/job/memory.max", "4294967296\n", "sys/fs/cgroup/job/memory.current", "3221225472\n", "sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 1073741820\nactive_file 4\n", "sys/fs/cgroup/job/1/memory.max", "max\n"), 2 * gib, 2 * gib},
 		"version 1":        {files("proc/meminfo", meminfo, "proc/self/cgroup", "4:memory:/x\n0::/\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "2147483648\n", "sys/fs/cgroup/memory/x/memory.usage_in_bytes", "2147483648\n", "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"), 1 * gib, 0},
 		"from outside":     {files("proc/meminfo", meminfo, "proc/self/cgroup", "0::/docker/17\n", "sys/fs/cgroup/memory.max", "2147483648\n", "sys/fs/cgroup/memory.current", "1073741824\n"), 1 * gib, 1 * gib},
 		"nothing is known": {files(), 0, math.MaxUint64},

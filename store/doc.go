@@ -5,8 +5,9 @@
 // An object is written once, by its maker, and never changes after it is
 // sealed. It has one segment to itself: a memfd, or an unlinked file once it is
 // spilled. Memfds have no names, so nothing is left to clean up after a kill,
-// and no limit of /dev/shm counts. Pages are taken by fallocate, so a shortage
-// is an error and not a SIGBUS later.
+// and no limit of /dev/shm counts. Pages are taken by fallocate, and only as
+// many as the machine can spare, so a shortage is an error and not a SIGBUS, nor
+// a process that the kernel kills.
 //
 // Who needs an object is told from two sides. The head says that somebody has a
 // handle (hold, drop, gone); a connection says that it has a view of the bytes

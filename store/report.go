@@ -52,9 +52,9 @@ type place struct {
 	name     func(pid int) string
 }
 
-// fullError says who has the room that is wanted. cause is what went wrong
-// beyond that: a disk, the machine's memory.
-func (l *ledger) fullError(at place, size uint64, cause error, now float64) error {
+// fullError says who has the room that is wanted. free is what the machine can
+// spare; cause is what went wrong beyond all that: a disk, the kernel.
+func (l *ledger) fullError(at place, size, free uint64, cause error, now float64) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "the store of %s has no room for %s", at.node, bytesText(size))
 	switch {
@@ -64,6 +64,9 @@ func (l *ledger) fullError(at place, size uint64, cause error, now float64) erro
 		fmt.Fprintf(&b, ": it has %d segments, and no descriptors for more", len(l.segments))
 	default:
 		fmt.Fprintf(&b, ": %s of its budget of %s are in use", bytesText(l.used), bytesText(l.budget))
+	}
+	if free < l.fits(size) {
+		fmt.Fprintf(&b, ", and the machine or the cgroup has %s of memory to spare", bytesText(free))
 	}
 	switch {
 	case cause != nil:

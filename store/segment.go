@@ -8,23 +8,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newMemory makes a memfd whose pages are all there. One thread takes them:
-// the kernel does that for one caller a file at a time.
-func newMemory(capacity uint64) (int, error) {
-	fd, err := unix.MemfdCreate("muster", unix.MFD_CLOEXEC)
+// takeChunk is how much memory is taken at a time.
+const takeChunk = 256 << 20
+
+// newMemory makes a memfd whose pages are all there. One thread takes them: the
+// kernel does that for one caller a file at a time. It would also go on until
+// it has to kill somebody for it, so free says before each step what can be
+// spared.
+func newMemory(capacity uint64, free func() uint64) (int, error) {
+	// Machines can be set to refuse memory that could be run as a program.
+	fd, err := unix.MemfdCreate("muster", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 that cannot be said
+		fd, err = unix.MemfdCreate("muster", unix.MFD_CLOEXEC)
+	}
 	if err != nil {
 		return -1, fmt.Errorf("memfd_create: %w", err)
 	}
-	for {
-		err = unix.Fallocate(fd, 0, 0, int64(capacity)) //nolint:gosec // within a budget of memory
-		if !errors.Is(err, unix.EINTR) {
+	for at := uint64(0); at < capacity && err == nil; {
+		n := min(takeChunk, capacity-at)
+		if spare := free(); spare < n {
+			err = fmt.Errorf("%s of %s were taken, and %s can be spared: %w", bytesText(at), bytesText(capacity), bytesText(spare), unix.ENOMEM)
 			break
+		}
+		switch err = unix.Fallocate(fd, 0, int64(at), int64(n)); { //nolint:gosec // within a budget of memory
+		case err == nil:
+			at += n
+		case errors.Is(err, unix.EINTR):
+			err = nil
+		default:
+			err = fmt.Errorf("fallocate: %w", err)
 		}
 	}
 	if err != nil {
 		_ = unix.Ftruncate(fd, 0)
 		unix.Close(fd)
-		return -1, fmt.Errorf("fallocate: %w", err)
+		return -1, err
 	}
 	return fd, nil
 }
@@ -91,7 +109,11 @@ func unlinked(dir string) (int, error) {
 	if err == nil {
 		return fd, nil
 	}
-	// Not every file system has files without a name; then it loses it at once.
+	return unnamed(dir) // not every file system has files that never had a name
+}
+
+// unnamed makes a file that loses its name at once.
+func unnamed(dir string) (int, error) {
 	file, err := os.CreateTemp(dir, "muster-spill-")
 	if err != nil {
 		return -1, fmt.Errorf("cannot make a file to spill into: %w", err)
@@ -100,7 +122,7 @@ func unlinked(dir string) (int, error) {
 	if err := os.Remove(file.Name()); err != nil {
 		return -1, fmt.Errorf("cannot make a file to spill into: %w", err)
 	}
-	fd, err = unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("cannot make a file to spill into: %w", err)
 	}

@@ -40,7 +40,8 @@ type Options struct {
 	SpillDir   string
 	SpillLimit uint64
 	SpillOff   string
-	// Free says how much memory the machine can spare; nil: enough.
+	// Free says how much memory can be taken without harm; nil: enough, which
+	// is for tests: the kernel does not refuse, it kills.
 	Free func() uint64
 	// Process names a process for people; nil: by its id.
 	Process func(pid int) string
@@ -196,7 +197,7 @@ func (s *Store) take(p *peer, size uint64) *object {
 // fresh. It may take long.
 func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bool, error) {
 	if size > s.opts.Budget {
-		return nil, false, s.full(size, nil)
+		return nil, false, s.full(size, never, nil)
 	}
 	var spillAt, fullAt <-chan time.Time
 	maySpill, isFull := false, false
@@ -212,7 +213,7 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 			next = s.ledger.room(p, size, free, maySpill, now())
 		}
 		if next.full && isFull {
-			err := s.ledger.fullError(s.at, size, nil, now())
+			err := s.ledger.fullError(s.at, size, free, nil, now())
 			s.mu.Unlock()
 			return nil, false, err
 		}
@@ -232,7 +233,7 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 			return next.object, false, nil
 		case next.spill != nil:
 			if err := s.spill(next.spill); err != nil {
-				return nil, false, s.full(size, err)
+				return nil, false, s.full(size, free, err)
 			}
 			continue
 		case next.full && fullAt == nil:
@@ -256,14 +257,14 @@ func errClosed(node string) error {
 	return spec.Errorf(spec.CodeNodeLost, "the store of %s is closing", node)
 }
 
-func (s *Store) full(size uint64, cause error) error {
+func (s *Store) full(size, free uint64, cause error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ledger.fullError(s.at, size, cause, now())
+	return s.ledger.fullError(s.at, size, free, cause, now())
 }
 
 func (s *Store) makeMemory(o *object) error {
-	fd, err := newMemory(o.segment.capacity)
+	fd, err := newMemory(o.segment.capacity, s.opts.Free)
 	s.mu.Lock()
 	defer s.unlock()
 	if err == nil {
@@ -271,7 +272,7 @@ func (s *Store) makeMemory(o *object) error {
 		return nil
 	}
 	s.ledger.unmade(o)
-	return s.ledger.fullError(s.at, o.size, fmt.Errorf("the kernel gave no memory: %w", err), now())
+	return s.ledger.fullError(s.at, o.size, never, fmt.Errorf("the kernel gave no memory: %w", err), now())
 }
 
 // spill copies an object to disk, unless it is wanted or gone meanwhile.

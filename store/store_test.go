@@ -283,5 +283,5 @@ func TestTheMachineIsShortOfMemory(t *testing.T) {
 	put(t, c, mib, 1)
 	free.Store(mib / 2)
 	_, err := c.Alloc(mib)
-	wantError(t, err, spec.CodeStoreFull, "of its budget of 64 MiB are in use")
+	wantError(t, err, spec.CodeStoreFull, "1 MiB of its budget of 64 MiB are in use", "has 512 KiB of memory to spare")
 }
