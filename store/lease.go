@@ -194,7 +194,7 @@ func (l *ledger) rest(o *object) {
 	if o.removed {
 		return
 	}
-	unneeded := o.released && !o.held && o.views == 0
+	unneeded := o.released && o.views == 0
 	switch {
 	case unneeded && (o.state == sealed || o.state == spilled || o.state == broken && o.segment == nil):
 		l.remove(o)

@@ -47,7 +47,7 @@ type object struct {
 	why      string // it is broken
 	maker    *peer
 	held     bool // the head says so
-	released bool // nobody will ask for it any more: dropped, freed, or its maker is gone
+	released bool // nobody will ask for it any more: dropped, freed, or its maker is gone; never while it is held
 	removed  bool // not in the ledger any more; its segment is still being copied
 	copying  bool // on its way to disk
 	since    float64
