@@ -21,7 +21,8 @@ func (s state) String() string {
 }
 
 const (
-	minCapacity = 256 << 10
+	slack       = 64 << 10 // what may come on top of a round number of bytes: headers
+	minCapacity = 256<<10 + slack
 	pageSize    = 4096
 	searched    = 64 // segments of one size that are looked at for one that is mapped already
 	never       = math.MaxUint64
@@ -112,13 +113,15 @@ func newLedger(ids, budget, spillLimit uint64, maxSegments int) *ledger {
 }
 
 // capacity is how large a segment for size bytes is: sizes that differ by
-// little share segments. Steps are eighths of a power of two.
+// little share segments. Steps are eighths of a power of two, with some slack:
+// content is often a power of two and a little.
 func capacity(size uint64) uint64 {
 	if size <= minCapacity {
 		return minCapacity
 	}
-	step := uint64(1) << (bits.Len64(size-1) - 4)
-	return (size + step - 1) / step * step
+	content := size - slack
+	step := uint64(1) << (bits.Len64(content-1) - 4)
+	return (content+step-1)/step*step + slack
 }
 
 // fits is capacity within a budget: what the steps would add must not be what
@@ -146,7 +149,7 @@ func (l *ledger) take(p *peer, size uint64, now float64) *object {
 }
 
 func (l *ledger) takeUpTo(p *peer, size, most uint64, now float64) *object {
-	for c := capacity(size); c <= most; c = capacity(c + 1) {
+	for c := l.fits(size); c <= most; c = capacity(c + 1) {
 		same := l.sizes[c]
 		if len(same) == 0 {
 			continue

@@ -10,8 +10,8 @@ import (
 
 func TestCapacity(t *testing.T) {
 	for size, want := range map[uint64]uint64{
-		0: 256 * kib, 1: 256 * kib, 256 * kib: 256 * kib, 256*kib + 1: 288 * kib, 300 * kib: 320 * kib,
-		mib: mib, mib + 1: mib + 128*kib, 100 * mib: 104 * mib, 1 << 30: 1 << 30, 1<<30 + 1: 1<<30 + 128*mib,
+		0: 320 * kib, 1: 320 * kib, 320 * kib: 320 * kib, 320*kib + 1: 352 * kib, 400 * kib: 416 * kib,
+		mib: mib, mib + 100: unit, unit: unit, unit + 1: unit + 128*kib, 100 * mib: 104*mib + slack, 1<<30 + 100: 1<<30 + slack, 1<<30 + slack + 1: 1<<30 + 128*mib + slack,
 	} {
 		if got := capacity(size); got != want {
 			t.Errorf("capacity(%d) = %d, want %d", size, got, want)
@@ -20,7 +20,7 @@ func TestCapacity(t *testing.T) {
 	for range 10_000 {
 		size := rand.Uint64N(1 << rand.Uint64N(50))
 		c := capacity(size)
-		if c < size || c%pageSize != 0 || c > max(minCapacity, size+size/7) || capacity(c) != c {
+		if c < size || c%pageSize != 0 || c > max(minCapacity, size+size/7+slack) || capacity(c) != c {
 			t.Fatalf("capacity(%d) = %d", size, c)
 		}
 	}
@@ -447,7 +447,7 @@ func TestPoolChoice(t *testing.T) {
 
 // Room is made in the order of least harm.
 func TestRoom(t *testing.T) {
-	l := newLedger(0, 4*mib, 2*mib, 100)
+	l := newLedger(0, 4*mib+slack, 2*mib, 100)
 	p := l.join(1, 1)
 	alloc := func(size uint64) *object {
 		t.Helper()
@@ -467,7 +467,7 @@ func TestRoom(t *testing.T) {
 	l.seal(p, first.id, mib, "")
 	l.seal(p, second.id, mib, "")
 	l.free(p, alloc(2*mib).id) // pooled
-	if o := alloc(mib + 600*kib); o.segment.capacity != 2*mib {
+	if o := alloc(mib + 600*kib); o.segment.capacity != 2*mib+slack {
 		t.Errorf("a larger segment of the pool was at hand, and it got %d", o.segment.capacity)
 	} else {
 		l.free(p, o.id)

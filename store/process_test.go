@@ -178,17 +178,17 @@ func TestLeasesOutliveTheConnection(t *testing.T) {
 	r.hold(id)
 	reader := r.process()
 	reader.does("open %d", id)
-	written := reader.object("write %d", 2*mib)
+	written := reader.object("write %d", 2*mib+slack)
 	reader.does("leave")
 	r.drop(id)
 	_, err := maker.Open(written)
 	wantError(t, err, spec.CodeWorkerDied, "its connection ended")
 	r.until("the writing to be broken", func(s *wire.StoreStatus) bool { return s.Objects[0].State == "broken" })
-	if s := r.Status(); len(s.Objects) != 2 || s.Used != 3*mib {
+	if s := r.Status(); len(s.Objects) != 2 || s.Used != 3*mib+slack {
 		t.Errorf("the process is alive: %+v", s)
 	}
 	reader.kill()
-	r.until("all to be free", func(s *wire.StoreStatus) bool { return s.Used == 0 && s.Pooled == 3*mib })
+	r.until("all to be free", func(s *wire.StoreStatus) bool { return s.Used == 0 && s.Pooled == 3*mib+slack })
 }
 
 // What was sealed and never told of goes when the head says that its maker is

@@ -19,6 +19,7 @@ const (
 	patience = 20 * time.Second
 	kib      = 1 << 10
 	mib      = 1 << 20
+	unit     = mib + slack // exactly a segment
 	token    = "secret"
 )
 
