@@ -13,7 +13,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,10 +96,18 @@ def name(pid: int) -> str:
     return " ".join(w.decode(errors="replace") for w in words[:2])[:24].strip()
 
 
-def shared() -> int:
-    """Shared memory of the machine."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("Shmem:"))
+def shared(pids: Iterable[int]) -> int:
+    """Shared memory that these processes have open, each segment once."""
+    found = {}
+    for pid in pids:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            try:
+                if os.readlink(entry.path).startswith("/memfd:"):
+                    at = os.stat(entry.path)
+                    found[at.st_ino] = at.st_blocks * 512
+            except OSError:
+                pass  # closed meanwhile
+    return sum(found.values())
 
 
 def steps(count: int, first: int, mib: int, makers: Cluster, takers: Cluster) -> None:
@@ -137,10 +145,12 @@ def soak(count: int, mib: int, say: Callable[[str], None]) -> list[str]:
         return {pid: look(pid) for pid in [os.getpid(), *descendants(os.getpid())]}
 
     steps(WARM, 1, mib, makers, takers)
-    start, shared_start, began = everyone(), shared(), time.monotonic()
+    start, began = everyone(), time.monotonic()
+    shared_start = shared(start)
     steps(count, WARM + 1, mib, makers, takers)
     took = time.monotonic() - began
-    end, shared_end = everyone(), shared()
+    end = everyone()
+    shared_end = shared(end)
     say(f"{count} steps of {mib} MiB, there and on: {took:.0f} s, {took / count * 1e3:.0f} ms each")
     say(f"{'':<24}{'memory MB':>20}{'descriptors':>16}{'segments':>14}{'mappings':>16}")
     grown = []

@@ -144,7 +144,6 @@ def _hops(system: Carrier, results: probe.Results, p: dict[str, Any]) -> None:
     """One size: first hop, second hop, gather; then memory, without a clock."""
     mib = p["mib"]
     loop = Loop(p["most"], p["seconds"])
-    base = footprint.shared()
     system.up(mib)
     rows = loads.rows_of(mib) // WORKERS
     seen = _checks(f"{mib} MiB", rows)
@@ -156,7 +155,7 @@ def _hops(system: Carrier, results: probe.Results, p: dict[str, Any]) -> None:
     first = system.first(whole)
     _measure(results, f"first.{mib}", first, loop, seen)
     _measure(results, f"second.{mib}", second, loop, seen)
-    _memory(system, results, mib, [*first[:1], *second[-1:]], base)
+    _memory(system, results, mib, [*first[:1], *second[-1:]])
     del whole, first
 
     def joined(step: int, got: Any) -> None:
@@ -171,11 +170,9 @@ def _wanted(rows: int, step: int) -> list[loads.Seen]:
     return [loads.marked(rows, step, rank) for rank in range(WORKERS)]
 
 
-def _memory(
-    system: Carrier, results: probe.Results, mib: int, ways: Sequence[Way], base: float
-) -> None:
+def _memory(system: Carrier, results: probe.Results, mib: int, ways: Sequence[Way]) -> None:
     """The most that each process has while rows go these ways."""
-    with footprint.Watch(system.pids(), base) as watch:
+    with footprint.Watch(system.pids()) as watch:
         for way in ways:
             for step in range(1, 4):
                 way.act(way.prepare(step))

@@ -1,14 +1,15 @@
 """Memory of the script and of every process below it, as /proc tells it.
 
 Shared memory is counted once: each process by its proportional share (PSS), and
-in the sum by what the machine has of it, since memory that nobody has mapped at
-the moment is in no process's share.
+in the sum by the segments that any of them has open, since memory that nobody
+has mapped at the moment is in no process's share.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 
 import probe
 
@@ -39,13 +40,22 @@ def _status(name: str, pid: int | str = "self") -> float:
     return 0.0
 
 
-def shared() -> float:
-    """All shared memory of the machine, in bytes."""
-    with open("/proc/meminfo") as f:
-        for line in f:
-            if line.startswith("Shmem:"):
-                return float(line.split()[1]) * 1024
-    return 0.0
+def segments(pids: Iterable[int]) -> float:
+    """Shared memory that these processes have open, each segment once, in bytes."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            entries = list(os.scandir(f"/proc/{pid}/fd"))
+        except OSError:
+            continue  # it has just ended
+        for entry in entries:
+            try:
+                if os.readlink(entry.path).startswith(("/memfd:", "/dev/shm/")):
+                    at = os.stat(entry.path)
+                    found[at.st_dev, at.st_ino] = at.st_blocks * 512
+            except OSError:
+                pass  # closed meanwhile
+    return float(sum(found.values()))
 
 
 def shares(pid: int) -> dict[str, float]:
@@ -65,9 +75,8 @@ def shares(pid: int) -> dict[str, float]:
 class Watch:
     """Looks at all processes over and over, in a thread, while its block runs."""
 
-    def __init__(self, workers: list[int], base: float) -> None:
+    def __init__(self, workers: list[int]) -> None:
         self._workers = set(workers)
-        self._base = base  # shared memory of the machine before the system was there
         self._most: dict[int, float] = {}
         self._names: dict[int, str] = {}
         self._all = 0.0
@@ -89,9 +98,9 @@ class Watch:
             self._look()
 
     def _look(self) -> None:
-        grown = max(0.0, shared() - self._base)
-        total = grown
-        for pid in [os.getpid(), *probe.descendants(os.getpid())]:
+        pids = [os.getpid(), *probe.descendants(os.getpid())]
+        total = shared = segments(pids)
+        for pid in pids:
             found = shares(pid)
             if not found:
                 continue
@@ -99,7 +108,7 @@ class Watch:
             self._most[pid] = max(self._most.get(pid, 0.0), found["Pss"])
             total += found["Pss"] - found.get("Pss_Shmem", 0.0)
         self._all = max(self._all, total)
-        self._shared = max(self._shared, grown)
+        self._shared = max(self._shared, shared)
 
     def _role(self, pid: int) -> str:
         if pid == os.getpid():

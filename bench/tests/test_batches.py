@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 from xml.etree import ElementTree
 
@@ -153,9 +156,21 @@ def test_the_peak_of_this_process_is_seen_and_forgotten() -> None:
     assert footprint.peak() - before < 30e6
 
 
-def test_watching_tells_the_script_from_its_children() -> None:
-    with footprint.Watch([], footprint.shared()) as watch:
-        filled = np.ones(32 << 20, np.uint8)
-    peaks = watch.peaks()
-    assert peaks["script"] > filled.nbytes and peaks["all"] >= peaks["script"] * 0.5
-    assert any(name.startswith("script ") for name in watch.processes())
+def test_watching_tells_the_script_from_its_children_and_counts_segments_once() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    first, second = os.memfd_create("segment"), -1
+    try:
+        os.posix_fallocate(first, 0, 16 << 20)
+        second = os.dup(first)
+        with footprint.Watch([child.pid]) as watch:
+            filled = np.ones(32 << 20, np.uint8)
+        peaks = watch.peaks()
+    finally:
+        os.close(first)
+        if second >= 0:
+            os.close(second)
+        child.communicate(b"\n")
+    assert peaks["script"] > filled.nbytes and peaks["all"] > filled.nbytes + (16 << 20)
+    assert 16 << 20 <= peaks["shared"] < 32 << 20
+    assert peaks["worker"] > 0
+    assert {name.split()[0] for name in watch.processes()} >= {"script", "worker"}
