@@ -251,7 +251,7 @@ def _one_array(pa: Any, data: Any) -> Any:
     if data.num_chunks == 1:
         return data.chunk(0)
     if not data.num_chunks:
-        return data.combine_chunks() if data.type.id != pa.null().id else pa.nulls(0)
+        return pa.nulls(0, data.type)
     if not isinstance(data.type, pa.BaseExtensionType):
         return pa.concat_arrays(data.chunks)
     whole = pa.concat_arrays([chunk.storage for chunk in data.chunks])
