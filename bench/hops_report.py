@@ -107,8 +107,10 @@ def text(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """For docs/benchmarks.md."""
+    picture = "![bars on a logarithmic scale; the tables below have the same figures](batches.svg)"
     remarks = [f"- {remark}" for remark in circumstances(results, COMPARED)]
-    return "\n".join([*_all(results, as_markdown, "**{}**"), *remarks])
+    remarks.append("- [batches.json](batches.json) has every run.")
+    return "\n".join([picture, "", *_all(results, as_markdown, "**{}**"), *remarks])
 
 
 def into_page(page: str, results: dict[str, Any]) -> str:

@@ -78,10 +78,12 @@ def draw(results: dict[str, Any]) -> str:
 def draw_batches(results: dict[str, Any]) -> str:
     """The picture of batches: a panel for each hop, a group of bars for each size."""
     parts: list[str] = []
-    y = TOP - 34
+    y = TOP - 22
     for table in hops.TABLES:
         groups = _ways(results["metrics"], table)
-        y = _panel(parts, f"{table.title}; shorter is better", groups, "s", y + 34)
+        if groups:
+            parts.append(_text(16, y + 36, f"{table.title}; shorter is better", ""))
+            y = _panel(parts, "", groups, "s", y + 42)
     return _page(results, parts, y, BATCH_FLOOR)
 
 
@@ -94,9 +96,9 @@ def _ways(found: hops.Found, table: hops.Table) -> list[Group]:
             s = found.get(f"{key}.{way.name}", {}).get(way.system)
             if s is None:
                 continue
-            said = f"{figure(s['median'], 's')} {way.title}"
+            said = f"{figure(s['median'], 's')} {way.title.split(', ')[-1]}"
             if way.system == "ray" and ours:
-                said += f", {times(s['median'] / ours)}"
+                said += f", {times(s['median'] / ours)}"  # of Muster's first way
             bars.append(Bar(way.system, (s["p10"], s["median"], s["p90"]), said))
         groups.append((label, bars))
     return groups

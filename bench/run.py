@@ -375,6 +375,8 @@ def bench(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     if "batches" in books:
         batches = books["batches"]
         batches |= {"heavy": "", "remark": "", "goals": hops.as_json(batches["metrics"])}
+        for key in ("versions", "problems"):
+            batches[key] = {s: v for s, v in batches[key].items() if s in hops.SYSTEMS}
         del batches["ratios"]
     return books
 
