@@ -11,7 +11,7 @@ from math import ceil
 from time import monotonic
 from typing import Any
 
-from . import _errors, _values, _wire
+from . import _errors, _objects, _values, _wire
 from ._client import Connection
 from ._marks import Mark
 from ._methods import Method, check_per_rank, unknown_method
@@ -154,6 +154,8 @@ class Group:
                 break
         buffers: list[Any] = []
         payload = _values.encode_payload(args, kwargs, buffers, self.pickle)
+        if buffers:
+            _objects.stow(buffers, f"arguments of {method.name}")
         parent = self.connection.parent()
         prefix = self._prefixes.get((method.name, how, rank)) or self._prefix(method, how, rank)
         if timeout is None and not parent:

@@ -20,14 +20,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _errors, _wire
+from . import _errors, _objects, _wire
+from ._endings import attempt
+from ._loops import Loops
 from ._refs import PENDING, Ref, SplitCall
 from ._waiting import Gate, Sink
-
-if TYPE_CHECKING:
-    import asyncio
 
 _DONTWAIT = (socket.MSG_DONTWAIT,)
 _NO_ANCILLARY: tuple[tuple[Any, ...]] = ((),)
@@ -51,6 +50,9 @@ class Connection:
         how_ended: Callable[[], str],
         current_call: Callable[[], int] | None = None,
     ) -> None:
+        #: The objects of this process; None where there are no stores.
+        self.ledger: _objects.Ledger | None = None
+        self._named: dict[int, list[Any]] = {}  # by unanswered calls of a worker's
         self._sock = sock
         self._fd = sock.fileno()
         self._stream = _wire.FrameStream(sock)
@@ -74,7 +76,7 @@ class Connection:
         # Coming and going are single C calls, which an interrupt cannot split.
         self._turns: dict[Turn, Gate | None] = {}
         self._numbers = count()
-        self._loops: dict[int, tuple[asyncio.AbstractEventLoop, int]] = {}
+        self._loops = Loops(self._fd, self.poll, self._at_rest)
         self._later: deque[list[Any]] = deque()
         self._closing = False
 
@@ -85,46 +87,6 @@ class Connection:
         ref = Ref(self, next(self._ids), -1, finish)
         self._start(ref, ref._id, route, payload, buffers)
         return ref
-
-    def exchange(
-        self, route: bytes, payload: bytes, buffers: Sequence[Any], finish: Any = None
-    ) -> Ref:
-        """`call` and `wait_one` in one, for calls that wait without a deadline: each step
-        between two sleeps counts, as it runs on a core that was idle a moment ago."""
-        ident = next(self._ids)
-        ref = Ref(self, ident, -1, finish)
-        self._start(ref, ident, route, payload, buffers)
-        turns, turn = self._turns, (get_ident(), next(self._numbers))
-        try:
-            turns[turn] = None
-            if len(turns) == 1 or self._leads(turn):
-                self._read_until(ref)
-                return ref
-        finally:
-            turns.pop(turn, None)
-            if turns:
-                self._wake_first()
-        self._follow(lambda: ref._state != PENDING, (ref,), None)
-        return ref
-
-    # Loops stand in functions of their own, without the try block that they would be
-    # in: Python 3.13 leaves the jump back of a loop out of its block's range, and an
-    # exception that a signal handler throws there would pass the finally by.
-
-    def _read_until(self, ref: Ref) -> None:
-        """As leader: read until ref is done."""
-        stream = self._stream
-        try:
-            self._fill_until(ref, stream)
-        except (OSError, EOFError, _errors.ProtocolError) as error:
-            self._fail(error)
-
-    def _fill_until(self, ref: Ref, stream: _wire.FrameStream) -> None:
-        while ref._state == PENDING:
-            if self._frame is None and not stream.holds():
-                stream.fill()
-            if not self._deliver() and ref._state == PENDING:
-                stream.fill()  # of a frame that has come in part
 
     def split_call(
         self, route: bytes, payload: bytes, buffers: Sequence[Any], ranks: Sequence[int]
@@ -139,10 +101,14 @@ class Connection:
         self, sink: Sink, ident: int, route: bytes, payload: bytes, buffers: Sequence[Any]
     ) -> None:
         self._pending[ident] = sink
+        if buffers and self._current_call is not None:
+            # A worker gives rights back by its other connection, which may be quicker.
+            self._named[ident] = [buf for buf in buffers if type(buf) is _objects.Stored]
         try:
             self._send(_wire.KIND_CALL, ident, b"\x92" + route + payload, buffers)
         except BaseException:
             self._pending.pop(ident, None)
+            self._named.pop(ident, None)
             raise
 
     @contextmanager
@@ -228,13 +194,17 @@ class Connection:
         if self._failure is not None:
             raise self._failure()
         ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF
-        parts = _wire.pack_frame(kind, ident, body, buffers, ack=ack)
+        told: list[_objects.Account] = []
+        parts = [] if buffers else _wire.pack_frame(kind, ident, body, ack=ack)
         with self._send_lock:
             if self._outgoing is not None:
                 self._finish_sending()
             sent: list[int] = []
-            self._outgoing = (parts, sent)
             try:
+                if buffers:  # who names an object first also sends first
+                    named = _objects.name(buffers, self.ledger, self, told)
+                    parts = _wire.pack_frame(kind, ident, body, named, ack=ack)
+                self._outgoing = (parts, sent)
                 if len(parts) > 1:
                     self._finish_sending()
                 else:
@@ -255,9 +225,43 @@ class Connection:
             except BaseException:
                 if not sum(sent):
                     self._outgoing = None  # nothing went out: as if it never was
+                    _objects.unname(told, self)
                 raise
+        ledger = self.ledger
+        if ledger is not None and ledger.given_back:
+            ledger.send()
         if self._failure is not None:
             raise self._failure()
+
+    def flush(self) -> None:
+        """Tell the head what was given back, unless somebody is sending, who then does it.
+
+        Called by finalizers: in any thread, at any point of its code, so it neither waits
+        nor interferes with what its own thread is in the middle of.
+        """
+        ledger, lock = self.ledger, self._send_lock
+        assert ledger is not None
+        while ledger.given_back and not _owned(lock) and attempt(lock, self._push_release):
+            pass
+
+    def _push_release(self) -> bool:
+        """Send a notice, or leave it to whoever sends next; whether it could be sent at once."""
+        ledger = self.ledger
+        if ledger is None or self._outgoing is not None:
+            return False
+        count = len(ledger.given_back)
+        parts, sent = [ledger.release(count)], list[int]()
+        # No call between these two, after which a signal handler could run.
+        self._outgoing = (parts, sent)
+        del ledger.given_back[:count]
+        try:
+            self._push(parts, sent)
+        except OSError:
+            self._outgoing = None  # the connection is gone, and all rights with it
+            return False
+        if sum(sent) == len(parts[0]):
+            self._outgoing = None
+        return self._outgoing is None
 
     def _push(self, parts: Sequence[Any], sent: list[int]) -> None:
         """Give the kernel what it takes at once. The count cannot be lost by an interrupt."""
@@ -311,6 +315,10 @@ class Connection:
             if self._turns:
                 self._wake_first()
         return self._follow(lambda: ref._state != PENDING, (ref,), deadline)
+
+    # Loops stand in functions of their own, without the try block that they would be
+    # in: Python 3.13 leaves the jump back of a loop out of its block's range, and an
+    # exception that a signal handler throws there would pass the finally by.
 
     def _receive_until(self, ref: Ref, deadline: float | None) -> bool:
         while ref._state == PENDING:
@@ -445,9 +453,13 @@ class Connection:
             self._answers += 1
         elif kind != _wire.KIND_RESPONSE:
             return
+        if buffers and self.ledger is not None:
+            _objects.claim(buffers, self.ledger)
         sink = self._pending.get(ident)
         if sink is not None and sink.deliver(flags, rank, body, buffers):
             self._pending.pop(ident, None)
+            if self._named:
+                self._named.pop(ident, None)
 
     def _poll(self, events: int, seconds: float | None) -> int:
         poller = select.poll()
@@ -459,53 +471,12 @@ class Connection:
 
     def arrival(self, ref: Ref) -> Generator[Any, None, None]:
         """What ``await ref`` waits on: the ref is done when it returns."""
-        import asyncio
-
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        home = get_ident()
-
-        def settle() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        def wake() -> None:
-            try:
-                if get_ident() == home:
-                    settle()
-                else:
-                    loop.call_soon_threadsafe(settle)
-            except RuntimeError:
-                pass  # the loop ended without waiting for us
-
         self.tell_waiting((ref,))
-        self._attach(loop)
-        try:
-            ref.watch(wake)
-            yield from future.__await__()
-        finally:
-            ref.unwatch(wake)
-            self._detach(loop)
+        yield from self._loops.arrival(ref)
 
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        for key, (other, _) in tuple(self._loops.items()):
-            if other.is_closed():
-                self._loops.pop(key, None)
-        _, waiting = self._loops.get(id(loop), (loop, 0))
-        if not waiting:
-            loop.add_reader(self._fd, self.poll)
-        self._loops[id(loop)] = (loop, waiting + 1)
-
-    def _detach(self, loop: asyncio.AbstractEventLoop) -> None:
-        entry = self._loops.get(id(loop))
-        if entry is None or loop.is_closed():
-            self._loops.pop(id(loop), None)
-        elif entry[1] > 1:
-            self._loops[id(loop)] = (loop, entry[1] - 1)
-        else:
-            del self._loops[id(loop)]
-            loop.remove_reader(self._fd)
-        if self._closing and not self._loops:
+    def _at_rest(self) -> None:
+        """No event loop has the socket among its readers any more."""
+        if self._closing:
             self._sock.close()
 
     # --- the end ---------------------------------------------------------
@@ -531,6 +502,7 @@ class Connection:
             except KeyError:
                 break
             sink.fail(self._failure)
+        self._named.clear()
         self._wake_first()
 
     def close(self, failure: Callable[[], BaseException]) -> None:
@@ -538,7 +510,7 @@ class Connection:
         self._closing = True
         self.end(failure)
         self.hang_up()  # wakes a leader in recv
-        if not self._loops:
+        if not self._loops.waiting():
             self._sock.close()
 
     def hang_up(self) -> None:
@@ -554,7 +526,7 @@ class Connection:
         self._closing = True
         self._failure = failure
         self._pending = {}
-        self._loops = {}
+        self._loops = Loops(-1, self.poll, self._at_rest)
         self._turns = {}
         self._send_lock = RLock()
         self._sock.close()
@@ -572,6 +544,12 @@ def reply_map(reply: Ref) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _errors.ProtocolError(f"the head answered {message!r} where a map was expected")
     return message
+
+
+def _owned(lock: Any) -> bool:
+    """Whether this very thread has a lock."""
+    owned: bool = lock._is_owned()
+    return owned
 
 
 def _rest(parts: Sequence[Any], done: int) -> list[memoryview]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from . import _errors, _wire
+from . import _errors, _objects, _wire
 from ._client import Connection
 from ._embedded import HeadProcess, find_binary
 from ._environment import announce_main, describe_runtime
@@ -60,6 +60,8 @@ class Session:
             pass  # it goes by way of the connection's end, below
         finally:
             self.connection.close(_after_shutdown)
+            if self.connection.ledger is not None:
+                self.connection.ledger.retire()
             self._wait_for_head()
             if self.head is not None:
                 self.head.forget()
@@ -197,6 +199,7 @@ def shutdown() -> None:
     with _process.lock:
         session, _process.session = _process.session, None
         if session is not None:
+            _objects.use(None)
             try:
                 session.end()
             finally:
@@ -290,7 +293,15 @@ def _embed(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) ->
         if text:
             raise _errors.HeadLostError(f"the head did not start: {error}. {text}") from None
         raise
+    _keep_ledger(connection, welcome)
     return Session(settings, connection, head, welcome)
+
+
+def _keep_ledger(connection: Connection, welcome: dict[str, Any]) -> None:
+    """Have what this process does with objects go by a connection."""
+    ledger = connection.ledger = _objects.use(welcome)
+    if ledger is not None:
+        ledger.send = connection.flush
 
 
 def _join(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> Session:
@@ -304,9 +315,9 @@ def _join(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> 
         raise _errors.MusterError(
             f"no head at {address!r}: its token {token_path} cannot be read ({error.strerror})"
         ) from error
-    connection = dial(path, token, 0, timeout, runtime)
-    welcome = {"address": path, "token": token}
-    return Session(settings, connection, None, welcome)
+    connection, welcome = dial(path, token, 0, timeout, runtime)
+    _keep_ledger(connection, welcome)
+    return Session(settings, connection, None, welcome | {"address": path, "token": token})
 
 
 def dial(
@@ -316,8 +327,8 @@ def dial(
     timeout: float,
     runtime: dict[str, Any] | None = None,
     current_call: Callable[[], int] | None = None,
-) -> Connection:
-    """Connect to a head as a controller."""
+) -> tuple[Connection, dict[str, Any]]:
+    """Connect to a head as a controller; the connection and the head's Welcome."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout)
     try:
@@ -336,11 +347,10 @@ def dial(
     if runtime is not None:
         extra["runtime"] = runtime
     try:
-        connection.hello(_wire.ROLE_CONTROLLER, token, timeout, **extra)
+        return connection, connection.hello(_wire.ROLE_CONTROLLER, token, timeout, **extra)
     except BaseException:
         connection.close(_after_shutdown)
         raise
-    return connection
 
 
 def _worker_connection(worker: WorkerContext) -> Connection:
@@ -349,9 +359,11 @@ def _worker_connection(worker: WorkerContext) -> Connection:
         return live
     with _process.lock:
         if worker.connection is None:
-            worker.connection = dial(
+            dialled, _ = dial(
                 worker.address, worker.token, worker.number, 30.0, None, worker.current_call
             )
+            dialled.ledger = _objects.ledger()  # its rights go by the runtime's connection
+            worker.connection = dialled
         return worker.connection
 
 
@@ -379,6 +391,10 @@ def _after_fork() -> None:
         return
     _process.forked = True
     _process.session = None
+    ledger = _objects.ledger()
+    if ledger is not None:
+        ledger.abandon()
+        _objects.use(None)
     if session is not None:
         session.connection.abandon(_forked)
         if session.events is not None:

@@ -1,17 +1,36 @@
 """Objects as this process knows them: bytes at hand, or a right to bytes in a store.
 
 Owns what a value is made over: `Inline` bytes that came in a frame or go into
-one, and `Stored` ranges of objects. How a store is talked to is `_store`'s, how
-memory is mapped is `_shm`'s.
+one, and `Stored` stretches of objects. A process that names an object has a
+right to it, counted by the head; it is given back when the last Python object
+that could name it is gone. How a store is talked to is `_leases`', how memory
+is mapped is `_shm`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+from . import _errors, _wire
+from ._endings import Ending, attempt, forget, when_gone
 
 if TYPE_CHECKING:
     import numpy
+
+    from ._leases import Store
+    from ._shm import Mapping
+    from ._store import Stores
+
+LARGE = 256 << 10  # buffers of so many bytes go into a store
+_CROWD = 8 << 20  # what a frame may carry of smaller ones
+_SMALL = 4 << 10  # with more than that, buffers from here on go too
+
+_Bytes = Any  # numpy.ndarray of bytes
 
 
 class Source(Protocol):
@@ -32,9 +51,10 @@ class Source(Protocol):
 
     def device_address(self) -> tuple[int, int, Any] | None:
         """Address and length of a read-only shared mapping that begins with the content, and
-        its owner, a `_shm.Mapping`; None for bytes that lie in no segment.
+        its owner, a `Window`; None for bytes that lie in no segment.
 
-        ``owner.at_end(callback)`` has the callback called before the mapping goes.
+        Keep the owner for as long as the memory is read. The mapping outlives it, and is used
+        again for later content: ``owner.at_end(callback)`` has the callback called before it goes.
         """
 
 
@@ -63,15 +83,282 @@ class Inline:
         return None
 
 
+class Window:
+    """A shared, read-only mapping of a segment, and a lease of the object in it."""
+
+    __slots__ = ("_lease", "_mapping", "address", "length")
+
+    def __init__(self, mapping: Mapping, lease: object) -> None:
+        self._mapping = mapping
+        self._lease = lease
+        self.address = mapping.address
+        self.length = mapping.length
+
+    def at_end(self, ending: Callable[[], None]) -> None:
+        """Have ``ending`` called before the mapping goes, whenever that is."""
+        self._mapping.at_end(ending)
+
+
+class Ledger:
+    """What this process may name, and how it says that it needs something no more."""
+
+    def __init__(self, welcome: dict[str, Any]) -> None:
+        self._where = (
+            str(welcome["store_dir"]),
+            int(welcome["store_node"]),
+            str(welcome["store_token"]),
+            int(welcome["holder"]),
+        )
+        self._stores: Stores | None = None
+        self._pid = os.getpid()
+        self._sorting = threading.Lock()
+        self.ended: list[Ending] = []  # with accounts
+        self.given_back: list[tuple[int, int]] = []  # objects and counts, for the head
+        #: Sends what was given back if that can be done without waiting.
+        self.send: Callable[[], None] = _leave_it
+
+    @property
+    def stores(self) -> Stores:
+        """The stores, none of which is connected to before it is needed."""
+        if self._stores is None:
+            from ._store import Stores
+
+            self._stores = Stores(*self._where)
+        return self._stores
+
+    def flush(self) -> None:
+        """Deal with rights that ended; in finalizers, so it waits for nothing."""
+        if self._pid != os.getpid():
+            return  # in a forked child, nothing of it is ours
+        while self.ended and attempt(self._sorting, self._sort):
+            pass
+        if self.given_back:
+            self.send()
+
+    def _sort(self) -> bool:
+        while self.ended:
+            ending = self.ended[0]
+            account = ending.entry
+            forget(ending)
+            # No call between the two steps, after which a signal handler could run.
+            if account.count:
+                self.given_back += [(account.object, account.count)]
+                del self.ended[0]
+            elif account.maker is not None and account.object:
+                account.maker.freed += [account.object]
+                del self.ended[0]
+                account.maker.flush()
+            else:
+                del self.ended[0]
+        return True
+
+    def release(self, first: int) -> bytes:
+        """The frame that tells the head of the first entries of what was given back."""
+        counts: Counter[int] = Counter()
+        for object, count in self.given_back[:first]:
+            counts[object] += count
+        notice = _wire.pack(["release", {"objects": [*counts.items()]}])
+        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice)[0]
+        return frame
+
+    def retire(self) -> None:
+        """The session is over; views that are held stay good."""
+        if self._stores is not None:
+            self._stores.retire()
+
+    def abandon(self) -> None:
+        """In a forked child: none of it is this process's."""
+        if self._stores is not None:
+            self._stores.abandon()
+
+
+def _leave_it() -> None:
+    """Nobody is there yet who could send it."""
+
+
+class _Current:
+    """The ledger of this process."""
+
+    ledger: Ledger | None = None
+
+
+def ledger() -> Ledger | None:
+    """The ledger of this process's session; None where there is none, or no store."""
+    return _Current.ledger
+
+
+def use(welcome: dict[str, Any] | None) -> Ledger | None:
+    """Begin a ledger for the session that a Welcome opened; None ends the one before."""
+    known = welcome is not None and bool(welcome.get("store_dir"))
+    _Current.ledger = Ledger(welcome) if welcome is not None and known else None
+    return _Current.ledger
+
+
+class Account:
+    """What is to be given back for an object in the end."""
+
+    __slots__ = ("count", "lines", "maker", "object")
+
+    def __init__(self, object: int, maker: Store | None) -> None:
+        self.object = object
+        self.count = 0  # as the head has it
+        self.maker = maker  # the store's connection, if it was made here
+        self.lines: list[Any] = []  # connections by which the head was told of what was made
+
+
+class Right:
+    """A right to name an object, for all in this process who got it together."""
+
+    __slots__ = ("__weakref__", "account", "ledger")
+
+    def __init__(self, ledger: Ledger, object: int, maker: Store | None = None) -> None:
+        self.ledger = ledger
+        self.account = Account(object, maker)
+        when_gone(self, self.account, ledger.ended, ledger.flush)
+
+    @property
+    def object(self) -> int:
+        """The object's number."""
+        return self.account.object
+
+
+class Stored:
+    """A stretch of an object in a store."""
+
+    __slots__ = ("_root", "nbytes", "offset", "right")
+
+    def __init__(self, right: Right, offset: int, nbytes: int) -> None:
+        self.right = right
+        self.offset = offset
+        self.nbytes = nbytes
+        self._root: Callable[[], _Bytes | None] = _none
+
+    def root(self) -> numpy.ndarray[Any, Any]:
+        """The content as a writable array; the same one for as long as it is held."""
+        import numpy
+
+        root = self._root()
+        if root is None:
+            root = numpy.frombuffer(views([self])[0], numpy.uint8)
+            self._root = weakref.ref(root)
+        return root
+
+    def buffer(self) -> Stored:
+        """Itself: who sends it makes a reference of it."""
+        return self
+
+    def device_address(self) -> tuple[int, int, Any] | None:
+        """The shared mapping of its segment."""
+        lease = self.right.ledger.stores.open([self.right.object])[self.right.object]
+        window = Window(lease.segment.readable(), lease)
+        return window.address, window.length, window
+
+
+def _none() -> None:
+    """No array is held."""
+
+
+def views(sources: Sequence[Stored]) -> list[memoryview]:
+    """The bytes of stretches of objects, writable and private to whoever gets them. Stretches
+    of the same object share one lease."""
+    from . import _shm
+
+    ledgers = {id(source.right.ledger): source.right.ledger for source in sources}
+    leases = {
+        key: ledger.stores.open(
+            [source.right.object for source in sources if source.right.ledger is ledger]
+        )
+        for key, ledger in ledgers.items()
+    }
+    found = []
+    for source in sources:
+        lease = leases[id(source.right.ledger)][source.right.object]
+        if source.offset + source.nbytes > lease.size:
+            raise _errors.ProtocolError(
+                f"a reference to {source.nbytes} bytes from {source.offset} on, of an object of "
+                f"{lease.size} bytes"
+            )
+        found.append(_shm.view(lease.address + source.offset, source.nbytes, lease))
+    return found
+
+
+# --- buffers of frames ---------------------------------------------------------------------
+
+
 def from_buffer(buf: Any) -> Source:
     """The source that an element of a frame's buffers stands for."""
+    if type(buf) is Stored:
+        return buf
+    if type(buf) is _wire.Reference:
+        known = ledger()
+        if known is None:
+            raise _errors.ProtocolError(f"{buf} came where there is no store")
+        return Stored(Right(known, buf.object), buf.offset, buf.length)
     return Inline(buf)
 
 
-def place_inline(size: int, fill: Callable[[Any], None]) -> Source:
-    """Content that rides in frames: small, or made where there is no store."""
-    import numpy
+def claim(bufs: Any, ledger: Ledger) -> None:
+    """Take the rights that come with a frame, in the places of its references.
 
-    data = bytearray(size)
-    fill(numpy.frombuffer(data, numpy.uint8))
-    return Inline(data)
+    It may be done again when it was interrupted: a right counts once it has its place.
+    """
+    rights: dict[int, Right] = {}
+    for buf in bufs:
+        if type(buf) is Stored:
+            rights[buf.right.object] = buf.right
+    for i, buf in enumerate(bufs):
+        if type(buf) is _wire.Reference:
+            right = rights.get(buf.object)
+            if right is None:
+                right = rights[buf.object] = Right(ledger, buf.object)
+            bufs[i] = Stored(right, buf.offset, buf.length)
+    for right in rights.values():
+        right.account.count = 1
+
+
+def stow(buffers: list[Any], what: str) -> None:
+    """Move the large ones of a message's buffers into a store, if there is one."""
+    if _Current.ledger is None:
+        return
+    sizes = [0 if type(buf) is Stored else memoryview(buf).nbytes for buf in buffers]
+    least = LARGE
+    if sum(size for size in sizes if size < LARGE) > _CROWD:
+        least = _SMALL
+    chosen = [i for i, size in enumerate(sizes) if size >= least]
+    if chosen:
+        from . import _store
+
+        _store.stow(buffers, chosen, what)
+
+
+def name(
+    buffers: Sequence[Any], ledger: Ledger | None, line: Any, told: list[Account]
+) -> list[Any]:
+    """The buffers as a frame on a connection has them, which is sent next. ``told`` collects
+    what the head is told of by it for the first time; see `unname`."""
+    named: list[Any] = []
+    for buf in buffers:
+        if type(buf) is not Stored:
+            named.append(buf)
+            continue
+        right = buf.right
+        if right.ledger is not ledger:
+            raise _errors.ReleasedError(
+                "what is sent lay in the store of a session that muster.shutdown() ended"
+            )
+        account = right.account
+        new = account.maker is not None and line not in account.lines
+        if new:
+            told.append(account)
+            account.lines.append(line)
+            account.count += 1
+        named.append(_wire.Reference(right.object, buf.offset, buf.nbytes, new))
+    return named
+
+
+def unname(told: list[Account], line: Any) -> None:
+    """The frame was not sent: the head knows nothing of what it would have been told."""
+    for account in told:
+        if line in account.lines:
+            account.lines.remove(line)
+            account.count -= 1

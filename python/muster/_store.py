@@ -1,19 +1,150 @@
-"""Putting bytes into the stores of this machine, and opening what lies there."""
+"""The stores of this machine, and how content gets into them and out.
+
+Owns which store this process puts into, and the two ways of putting: `place`
+for content that is written where it stays, `stow` for large buffers of a
+message. The connections are `_leases`', what an object is here is `_objects`'.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _objects
+from . import _errors, _objects, _shm
+from ._leases import Lease, Store
+from ._objects import Inline, Right, Source, Stored
 
 if TYPE_CHECKING:
     import numpy
 
 INLINE = 64 << 10  # content of fewer bytes rides in frames
+_ALIGN = 64  # of each buffer in an object
 
 
-def place(size: int, fill: Callable[[numpy.ndarray[Any, Any]], None], what: str) -> _objects.Source:
+class Stores:
+    """All stores that this process may reach, and which of them is its own."""
+
+    def __init__(self, folder: str, node: int, token: str, holder: int) -> None:
+        self._folder = folder
+        self._node = node
+        self._token = token
+        self._holder = holder
+        self._lock = threading.RLock()
+        self._known: dict[int, list[Store]] = {}
+        self._over = False
+
+    def own(self) -> Store:
+        """The store that this process puts into."""
+        return self.at(self._node)
+
+    def at(self, node: int) -> Store:
+        """The store of a node. A second connection is made for code that interrupts a request,
+        as a signal handler does, and in the place of one that is lost."""
+        for store in self._known.get(node, ()):
+            if store.free_for_use():
+                return store
+        with self._lock:
+            for store in self._known.get(node, ()):
+                if store.free_for_use():
+                    return store
+            if self._over:
+                raise _errors.ReleasedError(
+                    "it lay in the store of a session that muster.shutdown() ended"
+                )
+            path = os.path.join(self._folder, f"agent-{node}.sock")
+            store = Store(path, f"node {node}", self._token, self._holder)
+            self._known.setdefault(node, []).append(store)
+            return store
+
+    def open(self, objects: Sequence[int]) -> dict[int, Lease]:
+        """A lease of each of some objects; one request to each store that has any of them."""
+        by_node: dict[int, list[int]] = {}
+        for object in dict.fromkeys(objects):
+            by_node.setdefault(object >> 48, []).append(object)
+        leases: dict[int, Lease] = {}
+        for node, some in by_node.items():
+            leases |= zip(some, self.at(node).open(some), strict=True)
+        return leases
+
+    def retire(self) -> None:
+        """Hang up, store by store, as soon as nothing of it is looked at any more."""
+        with self._lock:
+            self._over = True
+            for store in self._all():
+                store.retire()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's connections."""
+        self._lock = threading.RLock()
+        self._over = True
+        for store in self._all():
+            store.abandon()
+        self._known = {}
+
+    def _all(self) -> list[Store]:
+        return [store for stores in self._known.values() for store in stores]
+
+
+# --- putting content there -------------------------------------------------------------
+
+
+def place(size: int, fill: Callable[[numpy.ndarray[Any, Any]], None], what: str) -> Source:
     """New content of exactly ``size`` bytes, written by ``fill``; ``what`` says for people
-    what it is. What ``fill`` raises is passed on, and nothing is left behind."""
-    return _objects.place_inline(size, fill)
+    what it is. What ``fill`` raises is passed on, and nothing is left behind.
+
+    Small content rides in frames, and all content does where there is no session.
+    """
+    import numpy
+
+    ledger = _objects.ledger()
+    if size < INLINE or ledger is None:
+        data = bytearray(size)
+        fill(numpy.frombuffer(data, numpy.uint8))
+        return Inline(data)
+    right = _write(ledger, size, lambda view: fill(numpy.frombuffer(view, numpy.uint8)), what)
+    return Stored(right, 0, size)
+
+
+def stow(buffers: list[Any], chosen: Sequence[int], what: str) -> None:
+    """Move the chosen ones of a message's buffers into one object, in their places."""
+    ledger = _objects.ledger()
+    if ledger is None:
+        return
+    views = [memoryview(buffers[i]).cast("B") for i in chosen]
+    offsets: list[int] = []
+    size = 0
+    for view in views:
+        offsets.append(size)
+        size += -(-view.nbytes // _ALIGN) * _ALIGN
+
+    def fill(target: memoryview) -> None:
+        places = zip(views, offsets, strict=True)
+        _shm.copy_all([(target[at : at + view.nbytes], view) for view, at in places])
+
+    right = _write(ledger, size, fill, what)
+    for i, view, at in zip(chosen, views, offsets, strict=True):
+        buffers[i] = Stored(right, at, view.nbytes)
+
+
+def _write(
+    ledger: _objects.Ledger, size: int, fill: Callable[[memoryview], None], what: str
+) -> Right:
+    store = ledger.stores.own()
+    right = Right(ledger, 0, store)
+    account = right.account
+    store.writing.append(None)
+    try:
+        segment = store.allocate(size, account)
+        fill(_shm.view(segment.writable(size).address, size, segment))
+        store.seal(account.object, size, what)
+    except BaseException:
+        # Not only when nobody has the traceback any more, by which right is held.
+        store.freed += [account.object]
+        account.object = 0
+        raise
+    finally:
+        store.writing.pop()
+        store.flush()
+    return right

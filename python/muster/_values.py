@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
-from . import _arrays, _blame, _pickling, _records
+from . import _arrays, _blame, _objects, _pickling, _records, _wire
 from ._errors import EncodingError, MusterError, ProtocolError
 from ._marks import Broadcast, FutureMark, Mark, PerRank
 from ._pickling import main_importable, set_main_importable
@@ -35,7 +35,7 @@ __all__ = [
 
 TUPLE, SET, FROZENSET, DATACLASS, PER_RANK, BROADCAST = 1, 2, 3, 4, 5, 6
 BIG_INT, COMPLEX, RANGE, BYTEARRAY, SCALAR, FUTURE = 16, 17, 18, 19, 20, 21
-NDARRAY, PICKLE, BYTES, TENSOR = 32, 33, 34, 35
+NDARRAY, PICKLE, BYTES, TENSOR, BATCH = 32, 33, 34, 35, 36
 
 OUT_OF_BAND = 256 << 10  # bytes of at least this size become a buffer of the frame
 _MAX_BUFFERS = 60_000  # a frame has room for 65,535; beyond this, arrays lie in pickles
@@ -177,6 +177,9 @@ class _Encoder:
         except _Refused as refused:
             del self.bufs[start:]
             raise _explain(label, obj, refused) from None
+        except MusterError:  # as a store that is full
+            del self.bufs[start:]
+            raise
         except Exception as error:  # as a dict that another thread changes
             del self.bufs[start:]
             raise EncodingError(
@@ -188,6 +191,8 @@ class _Encoder:
         start = len(self.bufs)
         try:
             return self.nested(obj)
+        except MusterError:
+            raise
         except (ValueError, RecursionError):
             del self.bufs[start:]
             self.depth = self.levels = 0
@@ -271,6 +276,11 @@ class _Encoder:
         found = self.array(obj, kind)
         if found is not None:
             return found
+        batches = sys.modules.get("muster._batch")
+        if batches is not None and kind is getattr(batches, "Batch", None):
+            first = len(self.bufs)
+            handle = obj._encode(self.bufs, self.pickle)
+            return _ext(BATCH, _FIRST_COUNT.pack(first, len(self.bufs) - first) + handle)
         if hasattr(kind, "__dataclass_fields__"):
             fields = _records.fields_of(obj)
             if fields is not None:
@@ -370,13 +380,14 @@ def _explain(label: str, root: object, refused: _Refused) -> EncodingError:
 
 
 def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
-    """The value in a body. Arrays lie over bufs, uncopied, and are writable where bufs are.
+    """The value in a body. Arrays lie over bufs, uncopied, and are writable where bufs are;
+    what lies in a store is opened.
 
     ProtocolError for what is no value, EncodingError where its class cannot be found here.
     """
     try:
         if bufs:
-            return _Decoder(bufs).value(body)
+            return _Decoder(bufs, body).value(body)
         return _unpackb(
             body, ext_hook=_extension, strict_map_key=False, unicode_errors="surrogatepass"
         )
@@ -393,11 +404,13 @@ def _extension(code: int, data: bytes) -> Any:
 class _Decoder:
     """Decodes the values of one frame."""
 
-    __slots__ = ("bufs", "depth")
+    __slots__ = ("body", "bufs", "depth", "views")
 
-    def __init__(self, bufs: Sequence[Any]) -> None:
+    def __init__(self, bufs: Sequence[Any], body: Any = None) -> None:
         self.bufs = bufs
         self.depth = 0
+        self.body = body
+        self.views: dict[int, memoryview] | None = None  # of what lies in stores, once opened
 
     def value(self, data: Any) -> Any:
         return _unpackb(
@@ -459,10 +472,14 @@ class _Decoder:
                 f"a value refers to buffers {first} to {first + count - 1} of {len(self.bufs)}"
             )
         if code == PICKLE:
-            return _unpickle(rest, self.bufs[first : first + count])
+            return _unpickle(rest, [self.buffer(i) for i in range(first, first + count)])
+        if code == BATCH:
+            from ._batch import Batch
+
+            return Batch._decode(rest, self.bufs[first : first + count])
         if count != 1:
             raise ProtocolError(f"extension {code} has one buffer, not {count}")
-        buffer = self.bufs[first]
+        buffer = self.buffer(first)
         if code == NDARRAY:
             return _arrays.array_from(self.inner(rest, list), memoryview(buffer))
         if code == BYTES:
@@ -470,6 +487,48 @@ class _Decoder:
         if code == TENSOR:
             return _arrays.tensor_from(self.inner(rest, list), memoryview(buffer))
         raise ProtocolError(f"a value has the unknown extension {code}")
+
+    def buffer(self, index: int) -> Any:
+        """The bytes of a buffer, wherever they lie."""
+        buffer = self.bufs[index]
+        if type(buffer) in _LIES_ELSEWHERE:
+            if self.views is None:
+                self.views = self.opened()
+            return self.views[index]
+        return buffer
+
+    def opened(self) -> dict[int, memoryview]:
+        """All that lies in stores, opened together; but for batches, which open what is used."""
+        sources: dict[int, Any] = {
+            i: _objects.from_buffer(buf)
+            for i, buf in enumerate(self.bufs)
+            if type(buf) in _LIES_ELSEWHERE
+        }
+        if len({source.right.object for source in sources.values()}) > 1:
+            for index in _in_batches(self.body):
+                sources.pop(index, None)
+        return dict(zip(sources, _objects.views([*sources.values()]), strict=True))
+
+
+_LIES_ELSEWHERE = (_objects.Stored, _wire.Reference)
+
+
+def _in_batches(body: Any) -> set[int]:
+    """The buffers of a body that belong to batches."""
+    found: set[int] = set()
+
+    def look(code: int, data: bytes) -> None:
+        if code == BATCH:
+            first, count = _FIRST_COUNT.unpack_from(data)
+            found.update(range(first, first + count))
+        elif code < 16:
+            walk(data)
+
+    def walk(data: Any) -> None:
+        _unpackb(data, ext_hook=look, strict_map_key=False, unicode_errors="surrogatepass")
+
+    walk(body)
+    return found
 
 
 def _unpickle(data: memoryview, buffers: Sequence[Any]) -> Any:

@@ -65,6 +65,7 @@ FrameError = ProtocolError  # what a stream raises that cannot be trusted any mo
 
 _CHUNK = 64 << 10  # one recv
 _JOIN = 32 << 10  # up to here copying costs less than a second entry in an iovec
+JOIN = _JOIN  # a frame up to here is written by one system call, which no other can split
 _OWN = 16 << 10  # a frame that is longer, and not here yet, gets memory of its own
 _GROW = 1 << 20
 _ZEROS = bytes(_GROW)
@@ -216,6 +217,14 @@ def send_parts(sock: socket.socket, parts: Sequence[Any]) -> None:
             held = error
     if held is not None:
         raise held
+
+
+def buffer_size(buf: Any) -> int:
+    """How many bytes of a frame a buffer takes, whatever stands for it."""
+    try:
+        return 8 + memoryview(buf).nbytes
+    except TypeError:
+        return 8 + _REFERENCE.size
 
 
 def _too_large(size: int) -> TooLargeError:

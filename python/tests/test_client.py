@@ -130,7 +130,7 @@ def test_loops_in_several_threads_await(head: FakeHead, connection: Connection) 
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(run, range(8)))
-    assert not connection._loops, "nothing bound to a loop is kept"
+    assert not connection._loops.waiting(), "nothing bound to a loop is kept"
 
 
 def test_a_sync_call_works_inside_a_running_loop(head: FakeHead, connection: Connection) -> None:
@@ -162,7 +162,7 @@ def test_a_cancelled_task_leaves_the_call_alone(head: FakeHead, connection: Conn
         return await ref
 
     assert asyncio.run(main()) == "still there"
-    assert not connection._loops
+    assert not connection._loops.waiting()
 
 
 def test_a_loop_that_ends_without_notice_is_forgotten(
@@ -182,7 +182,7 @@ def test_a_loop_that_ends_without_notice_is_forgotten(
 
     head.on_call = echo
     assert asyncio.run(again()) == 2
-    assert not connection._loops
+    assert not connection._loops.waiting()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 

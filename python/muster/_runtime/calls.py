@@ -16,13 +16,21 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
-from .. import _errors, _values, _wire
+from .. import _errors, _objects, _values, _wire
 from .._worker import Worker
 from .board import Board, Interrupted, Refusal
 from .describe import Described
 
 #: One reply: flags of the frame, its body, its out-of-band buffers.
 Reply = tuple[int, bytes, list[Any]]
+
+#: Errors that say more than that arguments cannot be decoded.
+_OF_STORES = (
+    _errors.StoreFullError,
+    _errors.NodeLostError,
+    _errors.LimitError,
+    _errors.ReleasedError,
+)
 
 #: Room for rank info in front of a result.
 _SLACK = 4096
@@ -72,11 +80,13 @@ class Host:
     def unpack(self, body: Any, bufs: Any) -> tuple[str, Callable[..., Any], Any, Any]:
         """Return name, method, args and kwargs of a leg; raise Refusal where it has none."""
         try:
+            if bufs and (ledger := _objects.ledger()) is not None:
+                _objects.claim(bufs, ledger)
             name, _parent, (args, kwargs) = _values.decode(body, bufs)
         except Exception as error:
             name = _method_name(body)
             raise Refusal(
-                "encoding",
+                error.code if isinstance(error, _OF_STORES) else "encoding",
                 f"{self.who.worker} could not decode the arguments of {name}: "
                 f"{type(error).__name__}: {error}",
             ) from error
@@ -96,9 +106,16 @@ class Host:
             body = _values.encode(value, bufs, self.pickle)
         except Exception as error:
             message = f"the result of {name} on {self.who.worker} cannot be encoded: {error}"
-            return self.error("encoding", name, message)
+            code = error.code if isinstance(error, _OF_STORES) else "encoding"
+            return self.error(code, name, message)
         if len(body) > _wire.MAX_FRAME // 2 or bufs:
-            size = len(body) + sum(memoryview(buf).nbytes + 8 for buf in bufs)
+            try:
+                _objects.stow(bufs, f"result of {name}")
+            except Exception as error:
+                where = f"the result of {name} on {self.who.worker}"
+                code = error.code if isinstance(error, _errors.MusterError) else "internal"
+                return self.error(code, name, f"{where} found no place in a store: {error}")
+            size = len(body) + sum(_wire.buffer_size(buf) for buf in bufs)
             if size > _wire.MAX_FRAME - _SLACK or len(bufs) > _wire.MAX_BUFFERS:
                 return self.error("too_large", name, self._too_large(name, size, len(bufs)))
         if not self._has_info:

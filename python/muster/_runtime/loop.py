@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .. import _wire
+from .. import _objects, _wire
 from .board import Interrupted
 from .calls import Host, Reply
 from .current import call as current
@@ -39,8 +39,11 @@ class Loop:
         stream: _wire.FrameStream,
         limit: int,
         loop: asyncio.AbstractEventLoop,
+        ledger: _objects.Ledger | None,
     ) -> None:
         self.limit = limit
+        self._ledger = ledger
+        self._releasing = False  # it will be looked at what was given back
         self._host = host
         self._sock = sock
         self._stream = stream
@@ -56,6 +59,9 @@ class Loop:
 
     def run(self) -> None:
         """Serve calls until the connection ends."""
+        if self._ledger is not None:
+            self._ledger.send = self._release_soon
+            self._release_soon()
         fd = self._sock.fileno()
         self._loop.add_reader(fd, self._readable)
         self._loop.call_soon(self._begin)  # frames that came with the welcome
@@ -210,9 +216,36 @@ class Loop:
         self._active -= 1
         self._muted.discard(call)
         flags, body, bufs = reply
-        self._send(_wire.pack_frame(_wire.KIND_RESULT, call, body, bufs, flags))
+        named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
+        parts = _wire.pack_frame(_wire.KIND_RESULT, call, body, named, flags)
+        bufs.clear()  # rights that only they had are given back with the reply
+        self._send([*parts, *self._released()])
         if self._backlog:
             self._loop.call_soon(self._begin)
+
+    def _released(self) -> list[bytes]:
+        """The notice of what was given back, if anything was."""
+        ledger = self._ledger
+        if ledger is None or not ledger.given_back:
+            return []
+        count = len(ledger.given_back)
+        frame = ledger.release(count)
+        del ledger.given_back[:count]
+        return [frame]
+
+    def _release_soon(self) -> None:
+        """From a finalizer, in any thread: have the loop say what was given back."""
+        if not self._releasing:
+            self._releasing = True
+            try:
+                self._loop.call_soon_threadsafe(self._release)
+            except RuntimeError:
+                pass  # the loop has ended, and the worker with it
+
+    def _release(self) -> None:
+        self._releasing = False
+        if parts := self._released():
+            self._send(parts)
 
     def _send(self, parts: list[Any]) -> None:
         views = deque(memoryview(part).cast("B") for part in parts)

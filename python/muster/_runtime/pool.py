@@ -7,7 +7,6 @@ joined at exit and would keep a worker from ending while a call runs.
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from typing import Any
 
@@ -16,6 +15,7 @@ from . import linux
 from .board import Interrupted
 from .calls import Host
 from .current import call as current
+from .line import Line
 
 
 class _Slot:
@@ -29,15 +29,12 @@ class _Slot:
 class Pool:
     """Runs up to ``limit`` calls at once; they begin in the order in which they come."""
 
-    def __init__(
-        self, host: Host, sock: socket.socket, stream: _wire.FrameStream, limit: int
-    ) -> None:
+    def __init__(self, host: Host, line: Line, stream: _wire.FrameStream, limit: int) -> None:
         self.limit = limit
         self._host = host
-        self._sock = sock
+        self._line = line
         self._stream = stream
         self._legs: queue.SimpleQueue[_wire.Frame] = queue.SimpleQueue()
-        self._sending = threading.Lock()
         self._lock = threading.Lock()  # guards what follows
         self._waiting: set[int] = set()
         self._running: dict[int, _Slot] = {}
@@ -45,6 +42,7 @@ class Pool:
 
     def run(self) -> None:
         """Hand out calls until the connection ends."""
+        self._line.begin()
         board = self._host.board
         while True:
             frame = self._stream.next()
@@ -88,9 +86,8 @@ class Pool:
     def _work(self) -> None:
         slot = _Slot(threading.get_ident())
         while True:
-            frame = self._legs.get()
             try:
-                self._one(slot, frame)
+                self._one(slot, self._legs.get())
             except SystemExit as end:
                 self._host.check_process()
                 self._host.board.end(end.code)
@@ -98,18 +95,21 @@ class Pool:
             except OSError:  # the head is gone: the main thread sees that too
                 self._host.check_process()
                 return
-            del frame
 
     def _one(self, slot: _Slot, frame: _wire.Frame) -> None:
         host = self._host
-        call = frame[2]
+        call, muted, body, parts = frame[2], frame[1] & _wire.FLAG_MUTE, frame[5], frame[6]
+        del frame
         name = "a method"
+        method: Any = None
+        args: Any = None
+        kwargs: Any = None
         value: Any = None
         error: BaseException | None = None
         try:
             try:
                 try:
-                    name, method, args, kwargs = host.unpack(frame[5], frame[6])
+                    name, method, args, kwargs = host.unpack(body, parts)
                 finally:
                     self._begin(slot, call)
                 current.set(call)
@@ -125,12 +125,13 @@ class Pool:
             error = caught
         if isinstance(error, SystemExit):
             raise error
-        if frame[1] & _wire.FLAG_MUTE:
+        method = args = kwargs = None
+        parts = ()
+        if muted:
             value = None
         flags, body, bufs = host.result(name, value) if error is None else host.failure(name, error)
-        error = None
-        with self._sending:
-            _wire.send_frame(self._sock, _wire.KIND_RESULT, call, body, bufs, flags)
+        value = error = None  # what only they name is given back with the reply
+        self._line.reply(call, flags, body, bufs)
 
     def _begin(self, slot: _Slot, call: int) -> None:
         with self._lock:

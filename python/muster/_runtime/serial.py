@@ -6,13 +6,13 @@ there is no other thread, queue or event loop.
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from .. import _wire
 from .board import Interrupted
 from .calls import Host
 from .current import call as current
+from .line import Line
 
 
 class Serial:
@@ -20,16 +20,18 @@ class Serial:
 
     limit = 1
 
-    def __init__(self, host: Host, sock: socket.socket, stream: _wire.FrameStream) -> None:
+    def __init__(self, host: Host, line: Line, stream: _wire.FrameStream) -> None:
         self._host = host
-        self._sock = sock
+        self._line = line
         self._stream = stream
         host.board.own_code.add(Serial.run.__code__)
 
     def run(self) -> None:
         """Serve calls until the connection ends."""
-        host, board, sock, stream = self._host, self._host.board, self._sock, self._stream
+        host, board, line, stream = self._host, self._host.board, self._line, self._stream
+        sock, given_back = line.sock, line.given_back
         send, unpack = _wire.send_frame, host.unpack
+        line.begin()
         while True:
             frame = stream.next()
             if frame is None:
@@ -78,13 +80,16 @@ class Serial:
                 raise error
             else:
                 flags, body, bufs = host.failure(name, error)
+            value = error = None  # what only they name is given back with the reply
             try:
-                send(sock, _wire.KIND_RESULT, call, body, bufs, flags)
+                if bufs or given_back or len(body) > _wire.JOIN:
+                    line.reply(call, flags, body, bufs)
+                else:
+                    send(sock, _wire.KIND_RESULT, call, body, (), flags)
             except OSError:
                 host.check_process()
                 return
-            value = error = body = None
-            bufs = []
+            body = None
 
     def cancel(self, call: int) -> str:
         """Cancel a call, from the control thread; return what became of it."""

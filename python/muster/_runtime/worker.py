@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from .. import _context, _pickling, _values, _wire, _worker
+from .. import _context, _objects, _pickling, _values, _wire, _worker
 from .._register import RESERVED_NAMES
 from . import classes, interpreter, linux, mainmodule, title
 from .board import Board, Refusal
@@ -26,6 +26,7 @@ from .current import call as current
 from .current import current_call
 from .describe import Described
 from .leaving import leave
+from .line import Line
 from .orders import Order
 from .serial import Serial
 
@@ -66,7 +67,7 @@ def _live(order: Order) -> None:
 
     call_sock = _dial(setup["call_address"])
     call_stream = _wire.FrameStream(call_sock)
-    _wire.hello(call_stream, _wire.ROLE_WORKER, **mine)
+    _objects.use(_wire.hello(call_stream, _wire.ROLE_WORKER, **mine))
     board.calls = call_sock
     _detach_forks(board, (control_sock, call_sock), stacks)
     # Calls that the object makes itself take a connection of their own.
@@ -171,13 +172,13 @@ def _prepare(
     if loop is not None:
         from .loop import DEFAULT_LIMIT, Loop
 
-        runner = Loop(host, sock, stream, limit or DEFAULT_LIMIT, loop)
+        runner = Loop(host, sock, stream, limit or DEFAULT_LIMIT, loop, _objects.ledger())
     elif limit > 1:
         from .pool import Pool
 
-        runner = Pool(host, sock, stream, limit)
+        runner = Pool(host, Line(sock, _objects.ledger()), stream, limit)
     else:
-        runner = Serial(host, sock, stream)
+        runner = Serial(host, Line(sock, _objects.ledger()), stream)
     control.runner = runner
     ready = {
         "pid": os.getpid(),

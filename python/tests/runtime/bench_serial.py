@@ -19,6 +19,7 @@ from muster import _values, _wire
 from muster._runtime.board import Board
 from muster._runtime.calls import Host, Who
 from muster._runtime.describe import Described
+from muster._runtime.line import Line
 from muster._runtime.serial import Serial
 from muster._worker import Worker
 
@@ -41,7 +42,7 @@ def serve(sock: socket.socket) -> None:
     obj = Adder(None)
     who = Who("bench", "bench-0", "node-0", 0)
     host = Host(obj, Described(Adder, ()), who, board, "on", vars(obj.rank_info))
-    Serial(host, sock, _wire.FrameStream(sock)).run()
+    Serial(host, Line(sock, None), _wire.FrameStream(sock)).run()
 
 
 def measure(server: Callable[[socket.socket], None], window: int) -> float:

@@ -1,0 +1,90 @@
+"""What is to be done when an object is gone, such that nothing of it is lost.
+
+A finalizer runs in whichever thread lets go last, at any point of its code, and
+an exception that a signal handler raises inside of it is dropped by Python, with
+whatever the finalizer had left to do. So the first step is one C call, which
+leaves an entry in a list. Python code then looks at the list, without waiting
+for anything; if that is interrupted, the entry is found by whoever looks next,
+and the exception is raised anew where the object went.
+
+Weak references do this: their callbacks run from the newest to the oldest.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from _thread import get_ident
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any
+
+
+class Ending(weakref.ref[Any]):
+    """Comes into a list when its object is gone."""
+
+    __slots__ = ("_others", "entry")
+
+    entry: Any
+    _others: tuple[Any, ...]
+
+
+class _Again(weakref.ref[Any]):
+    """Raises again, as the last step, what interrupted the one before."""
+
+    __slots__ = ("again",)
+
+    again: Callable[[], object]
+
+
+_raise_again = methodcaller("again")  # C code alone runs: nothing can be raised too early
+_waiting: dict[int, Ending] = {}  # of objects that live
+
+
+def when_gone(owner: object, entry: Any, ended: list[Ending], flush: Callable[[], None]) -> None:
+    """When ``owner`` is gone, put an `Ending` with ``entry`` into ``ended`` and call ``flush``.
+
+    ``flush`` must wait for nothing: it may run inside any lock. It calls `forget` for endings
+    that it deals with.
+    """
+    again = _Again(owner, _raise_again)
+    again.again = dict  # that is, nothing
+    flusher = weakref.ref(owner, partial(_flush, flush, again))
+    ending = Ending(owner, ended.append)
+    ending.entry = entry
+    ending._others = (again, flusher)
+    _waiting[id(ending)] = ending
+
+
+def forget(ending: Any) -> None:
+    """Let go of an ending; the list that it came into has it for as long as it needs it."""
+    _waiting.pop(id(ending), None)
+
+
+def attempt(lock: Any, work: Callable[[], bool]) -> bool:
+    """Do some work if a lock is free, without waiting for it; whether it was, and what the work
+    says. No signal handler can run between taking the lock and knowing that it was taken."""
+    taken: list[bool] = []
+    try:
+        taken.extend(map(lock.acquire, (False,)))
+        return taken[0] and work()
+    finally:
+        if taken and taken[0]:
+            lock.release()
+
+
+def _flush(
+    flush: Callable[[], None],
+    again: _Again,
+    _gone: Any,
+    over: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    try:
+        if not over():
+            flush()
+    except BaseException as error:
+        from ctypes import c_ulong, py_object, pythonapi
+
+        thread, kind = c_ulong(get_ident()), py_object(type(error))
+        again.again = partial(pythonapi.PyThreadState_SetAsyncExc, thread, kind)
