@@ -24,7 +24,7 @@ Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
 Index = NDArray[np.uint32]
 
-_ROW_JOB = 8 << 10  # rows of this size are copied each by itself, by several threads
+_ROW_JOB = 64 << 10  # rows of this size are copied each by itself, by several threads
 _EMPTY: Bytes = np.empty(0, np.uint8)
 
 

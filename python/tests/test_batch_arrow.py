@@ -1,0 +1,205 @@
+"""Tables, files and other people's types."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from schemas import check, same
+
+from muster import Batch
+
+pa = pytest.importorskip("pyarrow")
+
+
+def sent(batch: Batch) -> Batch:
+    bufs: list[Any] = []
+    payload = batch._encode(bufs)
+    return Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return Batch(
+        {
+            "ids": np.arange(12, dtype=np.int32).reshape(4, 3),
+            "mask": np.array([[True, False], [True, True], [False, False], [True, False]]),
+            "prompt": ["a", None, "c", "é"],
+            "reply": [np.arange(n, dtype=np.int64) for n in (2, 0, 1, 3)],
+            "image": [b"\x89PNG", b"", None, b"x"],
+            "score": np.arange(4, dtype=np.float32),
+            "when": np.arange(4).astype("<M8[us]"),
+            "wave": np.ones(4, np.complex64),
+            "done": [True, False, True, True],
+        },
+        meta={"step": 3},
+    )
+
+
+def test_types(batch: Batch) -> None:
+    schema = batch.to_arrow().schema
+    types = {field.name: field.type for field in schema}
+    assert types["ids"] == pa.fixed_shape_tensor(pa.int32(), [3])
+    assert types["mask"] == pa.fixed_shape_tensor(pa.bool8(), [2])
+    assert types["prompt"] == pa.large_string() and types["image"] == pa.large_binary()
+    assert types["reply"] == pa.large_list(pa.int64())
+    assert types["score"] == pa.float32() and types["when"] == pa.timestamp("us")
+    assert types["wave"] == pa.binary(8) and types["done"] == pa.bool8()
+    assert schema.field("wave").metadata[b"muster.dtype"] == b"<c8"
+    objects = Batch({"o": [{1}]}).to_arrow().schema.field("o")
+    assert objects.type == pa.large_binary() and objects.metadata[b"muster.kind"] == b"object"
+
+
+def addresses(table: Any) -> list[int]:
+    found = []
+    for column in table.columns:
+        for chunk in column.chunks:
+            storage = getattr(chunk, "storage", chunk)
+            found += [buffer.address for buffer in storage.buffers() if buffer is not None]
+    return found
+
+
+def test_a_table_lies_over_the_same_memory(batch: Batch) -> None:
+    back = sent(Batch(batch.drop("prompt", "image", "reply").repeat(10).to_dict()))
+    for made in (back, back[1:3], Batch.concat([back[20:], back[:20]])):
+        table = made.to_arrow()
+        start = back["ids"].ctypes.data - 1
+        assert all(start < address < start + 2048 for address in addresses(table))
+    again = Batch.from_arrow(back.to_arrow())
+    assert again["ids"].ctypes.data == back["ids"].ctypes.data
+    local = np.arange(1000)
+    assert addresses(Batch({"x": local}).to_arrow()) == [local.ctypes.data]
+
+
+def test_a_table_holds_its_memory(batch: Batch) -> None:
+    table = sent(batch).to_arrow()
+    assert table["reply"].to_pylist() == [[0, 1], [], [0], [0, 1, 2]]
+    assert table["prompt"].to_pylist() == batch["prompt"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather"])
+def test_files(batch: Batch, suffix: str, tmp_path: Path) -> None:
+    from pyarrow import feather, parquet
+
+    path = tmp_path / f"x{suffix}"
+    sent(batch).take([3, 0, 0, 2]).export(path)
+    read = parquet.read_table if suffix == ".parquet" else feather.read_table
+    back = Batch.from_arrow(read(path))
+    check(back, batch.take([3, 0, 0, 2]).to_dict())
+    assert back.meta == {"step": 3}
+
+
+def test_files_that_cannot_be(batch: Batch, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\.parquet, \.arrow or \.feather"):
+        batch.export(tmp_path / "x.csv")
+    with pytest.raises(ValueError, match=r"column 'x' has rows of shape .*Parquet cannot hold"):
+        Batch({"x": np.zeros((2, 0))}).export(tmp_path / "x.parquet")
+    Batch({"x": np.zeros((2, 0))}).export(tmp_path / "x.arrow")
+
+
+def test_polars_reads_them(batch: Batch, tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    for suffix, read in ((".parquet", polars.read_parquet), (".arrow", polars.read_ipc)):
+        batch.export(tmp_path / f"x{suffix}")
+        frame = read(tmp_path / f"x{suffix}")
+        assert frame["score"].to_list() == [0, 1, 2, 3]
+        assert frame["prompt"].to_list() == batch["prompt"]
+        assert frame["reply"].to_list() == [[0, 1], [], [0], [0, 1, 2]]
+    assert Batch.of(polars.DataFrame({"x": [1, 2], "t": ["a", None]}))["t"] == ["a", None]
+
+
+def test_duckdb_reads_them(batch: Batch, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    batch.export(tmp_path / "x.parquet")
+    query = f"select sum(score), count(prompt), sum(len(reply)) from '{tmp_path}/x.parquet'"
+    assert duckdb.sql(query).fetchall() == [(6.0, 3, 6)]
+
+
+def test_objects_are_only_rebuilt_on_request() -> None:
+    table = Batch({"o": [{1}, {2}]}).to_arrow()
+    with pytest.raises(ValueError, match="column 'o' is pickled: pass pickle=True"):
+        Batch.from_arrow(table)
+    assert Batch.from_arrow(table, pickle=True)["o"] == [{1}, {2}]
+    table = Batch({"x": [1]}, meta={"k": (1, 2)}).to_arrow()
+    with pytest.raises(ValueError, match="the meta of this table is pickled"):
+        Batch.from_arrow(table)
+    assert Batch.from_arrow(table, pickle=True).meta == {"k": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (pa.array([1, 2], pa.int16()), np.array([1, 2], np.int16)),
+        (pa.array([1, None]), [1, None]),
+        (pa.array([1.5, None]), [1.5, None]),
+        (pa.array([True, False]), np.array([True, False])),
+        (pa.array([True, None]), [True, None]),
+        (pa.array(["a", None]), ["a", None]),
+        (pa.array(["a", "b"], pa.string_view()), ["a", "b"]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        (pa.array([b"a", None]), [b"a", None]),
+        (pa.array([b"ab", b"cd"], pa.binary(2)), [b"ab", b"cd"]),
+        (pa.array([[1], None, []]), [np.array([1]), None, np.array([], np.int64)]),
+        (pa.array([[1, None]]), [[1, None]]),
+        (pa.array([["a"], []]), [["a"], []]),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int8(), 2)), np.array([[1, 2], [3, 4]], np.int8)),
+        (pa.array([[1, 2], None], pa.list_(pa.int8(), 2)), [[1, 2], None]),
+        (pa.array([{"a": 1}, None]), [{"a": 1}, None]),
+        (pa.array([datetime.date(2024, 1, 1)]), [datetime.date(2024, 1, 1)]),
+        (pa.array([0, None], pa.timestamp("s")), np.array([0, "NaT"], "<M8[s]")),
+        (pa.array([None, None]), [None, None]),
+        (pa.array([0.5], pa.float16()), np.array([0.5], np.float16)),
+    ],
+)
+def test_other_peoples_arrays(array: Any, expected: Any) -> None:
+    twice = pa.chunked_array([array.slice(0, 1), array.slice(1)])
+    padded = pa.concat_arrays([array, array]).slice(len(array))
+    for given in (array, twice, padded, pa.chunked_array([array])):
+        table = pa.table({"x": given})
+        assert same(Batch.from_arrow(table)["x"], expected)
+        assert same(sent(Batch({"x": given}))["x"], expected)
+
+
+def test_what_makes_tables() -> None:
+    table = pa.table({"x": [1, 2]})
+    for given in (table, table.to_batches()[0]):
+        assert Batch.from_arrow(given)["x"].tolist() == [1, 2]
+        assert Batch.of(given)["x"].tolist() == [1, 2]
+    empty = pa.table({"x": pa.array([], pa.int32())})
+    assert Batch.from_arrow(empty)["x"].dtype == np.int32
+    assert len(Batch.from_arrow(pa.schema([("x", pa.large_string())]).empty_table())) == 0
+
+
+class Dataset:
+    """As much of datasets.Dataset as matters here."""
+
+    features: Any = None
+
+    def __init__(self, table: Any, format: str | None = None) -> None:
+        self.table = table
+        self.format = format
+
+    def with_format(self, format: str) -> Dataset:
+        return Dataset(self.table, format)
+
+    def __getitem__(self, key: slice) -> Any:
+        assert self.format == "arrow"
+        return self.table.slice(0)
+
+
+def test_datasets(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Dataset(pa.table({"text": ["a", "b"], "label": [0, 1]}))
+    for made in (Batch.from_hf(given), Batch.of(given)):
+        assert made["text"] == ["a", "b"] and made["label"].tolist() == [0, 1]
+    module: Any = type(pa)("datasets")
+    module.Dataset = Dataset
+    monkeypatch.setitem(__import__("sys").modules, "datasets", module)
+    table = Batch.concat([batch[:1], batch[1:]]).to_hf().table
+    assert not table.schema.metadata
+    assert table["mask"].to_pylist() == batch["mask"].tolist()
+    assert table["ids"].to_pylist() == batch["ids"].tolist()
+    assert table["done"].type == pa.bool_()
+    assert table["reply"].to_pylist() == [[0, 1], [], [0], [0, 1, 2]]
