@@ -180,6 +180,9 @@ def copy_all(jobs: Sequence[Job]) -> None:
             target[:] = source
         return
     arrays = [(_bytes(numpy, target), _bytes(numpy, source)) for target, source in jobs]
+    for target, source in arrays:
+        if target.nbytes != source.nbytes:
+            raise ValueError(f"{source.nbytes} bytes do not fit into {target.nbytes}")
     total = sum(target.nbytes for target, _ in arrays)
     threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS) if total >= PARALLEL else 1
     shares = _shares(arrays, total, threads)

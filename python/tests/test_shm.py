@@ -1,0 +1,134 @@
+"""Mappings and copies, without a store."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from muster import _shm
+from muster._errors import LimitError
+
+
+def segment(size: int) -> _shm.Segment:
+    fd = os.memfd_create("shm-test")
+    os.ftruncate(fd, size)
+    return _shm.Segment(fd)
+
+
+def mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:shm-test")
+
+
+def test_mappings_show_the_same_memory_but_private_writes() -> None:
+    made = segment(1 << 20)
+    writing = made.writable(1000)
+    np.frombuffer(_shm.view(writing.address, 1000, made), np.uint8)[:] = 7
+    one, two = made.lend(), made.lend()
+    views = [_shm.view(mapping.address, 1000, None) for mapping in (one, two)]
+    assert all(bytes(view) == b"\7" * 1000 and not view.readonly for view in views)
+    views[0][0] = 9
+    assert views[1][0] == 7 and bytes(_shm.view(made.readable().address, 3, None)) == b"\7\7\7"
+    made.wipe(one)
+    assert views[0][0] == 7
+    made.take_back(one)
+    made.take_back(two)
+    assert made.lend() is one and two.address == 0, "one is kept for the next"
+    assert made.writable(1 << 20) is writing and made.readable() is made.readable()
+    assert mappings() == 3
+    endings: list[int] = []
+    made.readable().at_end(lambda: endings.append(mappings()))
+    made.close()
+    assert mappings() == 1 and endings, "what is lent follows"
+    made.take_back(one)
+    assert mappings() == 0
+
+
+def test_a_mapping_that_cannot_be_is_an_error() -> None:
+    fd = os.memfd_create("shm-test")
+    os.ftruncate(fd, 1)
+    with pytest.raises(LimitError, match=r"cannot map .* shared memory"):
+        _shm.Mapping(fd, 1 << 60, 1, 1)
+    os.close(fd)
+
+
+def test_views_of_any_length() -> None:
+    made = segment(1 << 16)
+    mapping = made.lend()
+    for length in (0, 1, 2, 3, 4095, 4096, 65535, 65536):
+        view = _shm.view(mapping.address, length, made)
+        assert len(view) == view.nbytes == length and view.format == "B"
+    made.take_back(mapping)
+    made.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_of_any_shape(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(_shm, "PARALLEL", chance.choice([0, 10_000, 1 << 30]))
+    monkeypatch.setattr(_shm, "_MOST_THREADS", chance.choice([1, 2, 4, 7]))
+    affinity = set(range(chance.choice([1, 2, 8])))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: affinity)
+    sizes = [chance.choice([0, 1, 63, 1000, 100_000]) for _ in range(chance.randrange(8))]
+    sources = [np.random.default_rng(seed).integers(0, 256, n, np.uint8) for n in sizes]
+    targets: list[Any] = [np.zeros(n, np.uint8) for n in sizes]
+    kinds: list[Any] = [chance.choice([np.asarray, memoryview]) for _ in sizes]
+    _shm.copy_all([(kind(t), kind(s)) for kind, t, s in zip(kinds, targets, sources, strict=True)])
+    assert all(map(np.array_equal, targets, sources))
+
+
+def test_copies_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "numpy")
+    target = bytearray(5)
+    _shm.copy_all([(memoryview(target), b"hello")])
+    assert target == b"hello"
+
+
+def test_an_error_in_any_thread_is_raised_when_all_are_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_shm, "PARALLEL", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    with pytest.raises(ValueError, match="6 bytes do not fit into 5"):
+        _shm.copy_all([(np.zeros(5, np.uint8), np.zeros(6, np.uint8))])
+    constant = np.zeros(1 << 20, np.uint8)
+    constant.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        _shm.copy_all([(constant, np.zeros(1 << 20, np.uint8))])
+
+
+def test_nothing_is_written_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_shm, "PARALLEL", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    source = np.ones(64 << 20, np.uint8)
+
+    class Stop(BaseException):
+        pass
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, stop)
+    hit = 0
+    try:
+        for delay in np.linspace(1e-4, 2e-2, 15):
+            target = np.zeros(64 << 20, np.uint8)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, float(delay))
+                _shm.copy_all([(target, source)])
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Stop:
+                hit += 1
+                target[:] = 2  # as who gets the memory next
+                assert (target == 2).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert hit
