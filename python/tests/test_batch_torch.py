@@ -1,0 +1,143 @@
+"""Tensors, and the DataProto of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from schemas import same
+
+from muster import Batch
+
+torch = pytest.importorskip("torch")
+
+
+def sent(batch: Batch) -> Batch:
+    bufs: list[Any] = []
+    payload = batch._encode(bufs)
+    return Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+
+
+def test_tensors_of_every_column() -> None:
+    batch = Batch(
+        {
+            "n": np.arange(3),
+            "t": torch.ones(3, dtype=torch.bfloat16),
+            "big": np.arange(3, dtype=">f4"),
+            "l": [1, 2, 3],
+            "ll": [[1], [], [2, 3]],
+            "r": [np.ones(2, np.float32), None, np.ones(1, np.float32)],
+            "text": ["a", "b", "c"],
+            "o": [{1}, 2, None],
+            "when": np.zeros(3, "<M8[s]"),
+            "h": np.array([1, 2, 3], object),
+        }
+    )
+    for one in (batch, sent(batch)):
+        found = one.to_torch()
+        assert list(found) == ["n", "t", "big", "l", "ll", "r"]
+        assert found["n"].dtype == torch.int64 and found["t"].dtype == torch.bfloat16
+        assert found["big"].tolist() == [0, 1, 2] and found["l"].tolist() == [1, 2, 3]
+        assert [row.tolist() for row in found["ll"]] == [[1], [], [2, 3]]
+        assert found["r"][0].dtype == torch.float32 and found["r"][1] is None
+        for name in ("text", "o", "when"):
+            with pytest.raises(TypeError, match=f"column '{name}' has no tensors"):
+                one.to_torch(columns=[name])
+    back = sent(batch)
+    back.to_torch()["n"][:] = 7  # the same memory
+    assert back["n"].tolist() == [7, 7, 7]
+
+
+def test_arrays_of_tensors() -> None:
+    found = Batch(
+        {
+            "half": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+            "tiny": torch.tensor([1.5, -2.0]).to(torch.float8_e5m2),
+            "r": [torch.arange(2), None],
+            "l": [[1], [2, 3]],
+            "s": [np.float32(1), np.float32(2)],
+            "n": [1, 2],
+            "t": ["a", None],
+        }
+    ).to_numpy()
+    assert found["half"].dtype == np.float32 and found["half"].tolist() == [1.5, -2.0]
+    assert found["tiny"].tolist() == [1.5, -2.0]
+    assert found["r"].dtype == object and found["r"][0].tolist() == [0, 1]
+    assert found["l"][1].tolist() == [2, 3] and found["t"].tolist() == ["a", None]
+    assert found["s"].dtype == np.float32 and found["n"].dtype == np.int64
+
+
+def test_what_tensors_lose() -> None:
+    grad = torch.ones(3, requires_grad=True)
+    batch = Batch({"g": grad, "c": torch.ones(3, dtype=torch.complex64).conj()})
+    assert not batch["g"].requires_grad and batch["g"].data_ptr() == grad.data_ptr()
+    assert sent(batch)["c"].tolist() == [1 - 0j] * 3
+    nested = torch.nested.nested_tensor([torch.arange(2), torch.arange(3)], layout=torch.jagged)
+    assert [row.tolist() for row in sent(Batch({"x": nested}))["x"]] == [[0, 1], [0, 1, 2]]
+    with pytest.raises(TypeError, match="dense and not quantized"):
+        Batch({"x": torch.eye(3).to_sparse()})
+    with pytest.raises(ValueError, match="0-d tensor"):
+        Batch({"x": torch.tensor(1)})
+
+
+def test_rows_by_tensors() -> None:
+    batch = Batch({"x": torch.arange(5)})
+    assert batch[torch.tensor([4, 0])]["x"].tolist() == [4, 0]
+    assert batch[torch.tensor([True, False, True, False, False])]["x"].tolist() == [0, 2]
+    assert batch.balanced(torch.arange(5))._cut is not None
+    assert batch.balanced("x")._cut is not None and batch.grouped("x")._cut is not None
+    assert batch[::-1]["x"].tolist() == [4, 3, 2, 1, 0]
+
+
+def test_decoding_is_without_copies() -> None:
+    back = sent(Batch({"x": torch.arange(50).reshape(10, 5), "r": [torch.arange(4)] * 10}))
+    assert back["x"].data_ptr() == back["x"].data_ptr()
+    assert back[2:]["x"].data_ptr() == back["x"].data_ptr() + 2 * 5 * 8
+    back["x"][:] = 1  # no other than legal
+    assert back["r"][3].untyped_storage().data_ptr() == back["r"][0].untyped_storage().data_ptr()
+
+
+class DataProto:
+    """As others have it."""
+
+    def __init__(self, batch: Any, non_tensor_batch: Any, meta_info: Any) -> None:
+        self.batch = batch
+        self.non_tensor_batch = non_tensor_batch
+        self.meta_info = meta_info
+
+
+def test_dataproto() -> None:
+    names = np.array(["a", None, "c"], object)
+    images = np.empty(3, object)
+    images[:] = [np.zeros(2), np.zeros(3), np.zeros(0)]
+    given = DataProto(
+        {"ids": torch.arange(6).reshape(3, 2), "mask": torch.ones(3, dtype=torch.bool)},
+        {"name": names, "image": images, "n": np.arange(3)},
+        {"step": 1},
+    )
+    for batch in (Batch.from_dataproto(given), Batch.of(given), sent(Batch.of(given))):
+        assert batch.meta == {"step": 1} and len(batch) == 3
+        back = batch.to_dataproto(DataProto)
+        assert list(back.batch) == ["ids", "mask"] and same(back.batch["ids"], given.batch["ids"])
+        for name, value in given.non_tensor_batch.items():
+            assert same(back.non_tensor_batch[name], value)
+        assert back.meta_info == {"step": 1}
+    only = Batch.of(DataProto(None, {}, {"a": 1}))
+    assert len(only) == 0 and only.meta == {"a": 1}
+    texts = Batch({"t": ["a", "b"]}).to_dataproto(DataProto)
+    assert texts.non_tensor_batch["t"].dtype == object
+    with pytest.raises(ValueError, match="both tensors and not: 'x'"):
+        Batch.of(DataProto({"x": torch.ones(1)}, {"x": np.ones(1)}, {}))
+
+
+def test_of_anything() -> None:
+    batch = Batch({"x": [1]})
+    assert Batch.of(batch) is batch
+    assert Batch.of({"x": [1, 2]})["x"] == [1, 2]
+    assert Batch.of([{"x": 1, "y": "a"}, {"x": 2, "y": "b"}])["y"] == ["a", "b"]
+    with pytest.raises(ValueError, match="row 1 has"):
+        Batch.of([{"x": 1}, {"y": 1}])
+    for wrong in (5, [], [1], "x", None):
+        with pytest.raises(TypeError, match="no batch can be made of"):
+            Batch.of(wrong)
