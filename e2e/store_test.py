@@ -1,0 +1,98 @@
+"""Stores under pressure: owners that die, budgets that are reached, disks that are full."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import muster
+from muster import Batch
+from running import cluster, eventually, pool, run_script, session
+from stages import MIB, Stage, objects, rows, stores
+
+
+def test_the_owner_dies() -> None:
+    with (
+        session("1x2"),
+        pool(2) as rm,
+        cluster(Stage, rm, name="other", device_mapping="0-1") as other,
+    ):
+        with cluster(Stage, rm, name="mortal", device_mapping="0-1") as mortal:
+            made = Batch.concat(mortal.make(64, 4096))
+            kept = mortal.echo(made)
+            with pytest.raises(muster.WorkerDiedError, match="SIGKILL"):
+                mortal.die(made)
+            assert (
+                kept["x"][0, 0] == 0 and kept["x"][-1, 0] == 1
+            )  # it lies in the store, not in them
+            assert len(other.echo(kept)) == 128
+        with cluster(Stage, rm, name="mortal", device_mapping="0-1") as mortal:
+            with pytest.raises(muster.WorkerDiedError, match="SIGKILL"):
+                mortal.die_writing(8 * MIB)
+            assert len(other.echo(kept)) == 128
+        del made, kept
+        assert eventually(lambda: not objects()), objects()
+        assert len(other.double(Batch({"x": rows(400)}))) == 400
+
+
+def test_a_script_that_is_killed_leaves_nothing_in_the_stores(tmp_path: Path) -> None:
+    """Another script's store goes on, and the killed one's memory is gone with its agent."""
+    died = run_script(
+        tmp_path,
+        """
+import numpy as np, signal
+from muster import Batch
+from stages import Stage
+if __name__ == "__main__":
+    rm = ResourceManager(0, 1)
+    c = Cluster(name="c", worker_cls=Stage, resource_manager=rm, worker_config=WorkerConfig(world_size=2))
+    held = c.double(Batch({"x": np.ones((1024, 1024))}))
+    os.kill(os.getpid(), signal.SIGKILL)
+""",
+        PYTHONPATH=str(Path(__file__).parent),
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr
+
+
+def test_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", "off")
+    with session("1x2"), pool(2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
+        with pytest.raises(muster.StoreFullError, match="64") as caught:
+            c.look(Batch({"x": np.zeros((100, 1 << 17))}))  # 100 MiB
+        assert isinstance(caught.value, MemoryError)
+        held = [c.double(Batch({"x": rows(1024)})) for _ in range(3)]  # 8 MiB each, views of none
+        views = [h["x"] for h in held]
+        with pytest.raises(muster.StoreFullError) as caught:
+            for _ in range(20):
+                held.append(c.double(Batch({"x": rows(1024)})))
+                views.append(held[-1]["x"])
+        assert "c-" in str(caught.value) or str(os.getpid()) in str(caught.value)
+        del held, views, caught
+        gc.collect()
+        assert np.array_equal(c.double(Batch({"x": rows(1024)}))["x"], rows(1024) * 2)
+
+
+def test_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_SPILL_BYTES", "256MiB")
+    with session("1x2"), pool(2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
+        held = [c.double(Batch({"x": rows(1024) + i})) for i in range(16)]  # 128 MiB
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        for i, h in enumerate(held):
+            assert np.array_equal(h["x"], (rows(1024) + i) * 2)
+        for i, h in enumerate(held):
+            assert int(c.double(h)["x"][0, 0]) == 4 * i
+        with pytest.raises(muster.StoreFullError, match="spill"):
+            for i in range(64):
+                held.append(c.double(Batch({"x": rows(1024) + i})))
+        del held, h
+        assert eventually(lambda: not objects()), objects()
+        assert sum(node["spilled_bytes"] for node in stores()) == 0
+    assert not list(tmp_path.iterdir())
