@@ -17,7 +17,7 @@ import numpy as np
 
 from . import _columns, _drafts, _layout, _objects, _store
 from ._columns import Array, Bytes, Column, Index
-from ._errors import ProtocolError
+from ._errors import ProtocolError, ReleasedError
 from ._rows import Piece
 
 _NAMES_SHOWN = 8
@@ -78,7 +78,10 @@ class Block:
         root: Any = self._kept if self._root is None else self._root()
         if root is None:
             assert self.source is not None
-            root = self.source.root()
+            try:
+                root = self.source.root()
+            except ReleasedError as error:
+                raise ReleasedError(f"this batch cannot be read any more: {error}") from None
             if self.inline:
                 if root.ctypes.data % 16:
                     root = root.copy()  # frames pack their buffers without gaps
