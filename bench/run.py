@@ -336,7 +336,7 @@ def bench(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     folder: Path | None = None
     modules: list[str] = []
     remark = ""
-    if not options.quick and options.cases != "batches":
+    if not options.quick and ("heavy" in options.cases or not options.cases):
         folder, modules, remark = installs.heavy(BUILD, not options.no_torch, say)
     cases = chosen(options, modules)
     # Sockets need a short path, which neither build/ nor TMPDIR may have.
