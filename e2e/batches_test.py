@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +221,8 @@ def test_memory_is_flat(a: Cluster, b: Cluster) -> None:
     for before, after in zip(workers, later, strict=True):
         assert after["fds"] <= before["fds"] + 2 and after["maps"] <= before["maps"] + 2
         assert after["anonymous"] <= before["anonymous"] + 16 * MIB
-    for before, after in zip(stored, more_stored, strict=True):
-        assert after <= before + 32 * MIB
+    for had, has in zip(stored, more_stored, strict=True):
+        assert has <= had + 32 * MIB
 
 
 def test_what_passes_from_cluster_to_cluster_is_not_in_the_controller(
@@ -267,7 +267,13 @@ def test_released(a: Cluster) -> None:
     view = out["x"]
     out.release()
     out.release()
-    for use in (lambda: out["x"], lambda: a.echo(out), lambda: out[3:5], lambda: out.to_dict()):
+    uses: list[Callable[[], Any]] = [
+        lambda: out["x"],
+        lambda: a.echo(out),
+        lambda: out[3:5],
+        lambda: out.to_dict(),
+    ]
+    for use in uses:
         with pytest.raises(muster.MusterError, match="released") as caught:
             use()
         assert isinstance(caught.value, ValueError)
