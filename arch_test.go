@@ -30,12 +30,13 @@ const root = "(root)"
 // layers orders the folders: a package imports packages of lower layers only.
 // A folder below a named one (backend/local) counts as that one.
 var layers = map[string]int{
-	"examples":  8,
-	"bench":     8,
+	"examples":  9,
+	"bench":     9,
+	"worker":    8,
+	root:        7,
+	"value":     6,
+	"object":    5,
 	"cmd":       7,
-	"worker":    6,
-	root:        5,
-	"value":     4,
 	"cli":       6,
 	"head":      5,
 	"agent":     4,
