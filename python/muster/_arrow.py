@@ -303,7 +303,8 @@ def _numbers(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | None:
     if pa.types.is_boolean(kind):
         return "|b1", array.to_numpy(zero_copy_only=False)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        dtype = np.dtype(kind.to_pandas_dtype())
+        letter = "f" if pa.types.is_floating(kind) else "iu"[pa.types.is_unsigned_integer(kind)]
+        dtype = np.dtype(f"<{letter}{kind.bit_width // 8}")
         return dtype.str, _memory(array, dtype)
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         code = "M" if pa.types.is_timestamp(kind) else "m"
