@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import os
 
 
+_HELD = 64  # objects that are kept open while several columns are read
+
+
 class Batch:
     """Rows of named columns: numpy arrays, torch tensors, or lists of anything.
 
@@ -126,7 +129,7 @@ class Batch:
         if shown:
             text += ": " + ", ".join(shown)
         try:
-            keys = ", ".join(map(str, self.meta))
+            keys = ", ".join(map(str, _metas.merged(self._metas))) if self._metas else ""
         except MusterError:
             keys = "?"
         return f"Batch({text}{'; meta: ' * bool(keys)}{keys})"
@@ -154,11 +157,16 @@ class Batch:
             return self.take(key)
         if not -len(self) <= row < self._rows:
             raise IndexError(f"row {row} of a batch of {self._rows} rows")
-        return {name: self._value(name)[row] for name in self.columns}
+        held = self._held()
+        found = {name: self._value(name)[row] for name in self.columns}
+        del held
+        return found
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = self.columns
+        held = self._held()
         values = [self._value(name) for name in names]
+        del held
         return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
     def _part(self, name: str) -> Part:
@@ -176,6 +184,15 @@ class Batch:
             self._cache[name] = value
         return value
 
+    def _held(self) -> list[Any]:
+        """The bytes of all objects: while several columns are read, each is opened once."""
+        return [
+            piece.block.content()
+            for part in self._live()
+            for piece in part.pieces[:_HELD]
+            if not piece.block.local
+        ]
+
     # --- other rows ----------------------------------------------------------------------
 
     def _slice(self, start: int, stop: int) -> Batch:
@@ -185,7 +202,7 @@ class Batch:
 
     def take(self, rows: Any) -> Batch:
         """The rows of these indices, in their order; or those where a mask is true."""
-        indices = _indices(rows, self.__len__())
+        indices = _rows.indices(rows, self.__len__())
         parts = _parts.remade(self._live(), lambda pieces: _rows.pick(pieces, indices))
         cut = None if self._cut is None else self._cut.of(indices)
         return self._like(parts, len(indices), cut)
@@ -306,7 +323,7 @@ class Batch:
         of another one, or by a number for each row."""
         values = self._value(by) if isinstance(by, str) else by
         what = f"column {by!r}" if isinstance(by, str) else "the weights"
-        weights = _weights(what, values)
+        weights = _rows.weights(what, values)
         if len(weights) != len(self):
             raise ValueError(f"{len(weights)} weights for {len(self)} rows")
         return self._like(self._live(), cut=(self._cut or Cut())._replace(weights=weights))
@@ -316,7 +333,9 @@ class Batch:
         values = self._value(by) if isinstance(by, str) else by
         if len(values) != len(self):
             raise ValueError(f"{len(values)} groups for {len(self)} rows")
-        return self._like(self._live(), cut=(self._cut or Cut())._replace(groups=_groups(values)))
+        return self._like(
+            self._live(), cut=(self._cut or Cut())._replace(groups=_rows.groups(values))
+        )
 
     def multiple_of(self, k: int) -> Batch:
         """Cut so that shards have a multiple of k rows; the last rows may be fewer."""
@@ -329,13 +348,16 @@ class Batch:
 
     def to_dict(self) -> dict[str, Any]:
         """Every column, as ``b[name]`` gives it."""
-        return {name: self._value(name) for name in self.columns}
+        held = self._held()
+        found = {name: self._value(name) for name in self.columns}
+        del held
+        return found
 
     def to_numpy(self) -> dict[str, np.ndarray[Any, Any]]:
         """Every column as an array; lists that are no numbers become arrays of objects."""
         from . import _adapters
 
-        return {name: _adapters.numpy_column(name, self._value(name)) for name in self.columns}
+        return {name: _adapters.numpy_column(name, v) for name, v in self.to_dict().items()}
 
     def to_torch(self, device: Any = None, columns: Iterable[str] | None = None) -> dict[str, Any]:
         """Columns as tensors, ragged ones as lists of tensors, on a device if one is named.
@@ -506,47 +528,3 @@ def _common_length(columns: Mapping[str, Any]) -> int:
     if rows > _rows.MAX_ROWS:
         raise ValueError(f"{rows} rows are more than a batch can have, {_rows.MAX_ROWS}")
     return rows
-
-
-def _indices(rows: Any, total: int) -> Any:
-    """Indices from 0 of rows that are named by number, from the end too, or by a mask."""
-    torch_rows = getattr(rows, "numpy", None)
-    found = np.asarray(rows if torch_rows is None else rows.cpu())
-    if found.ndim == 1 and not found.size:
-        return np.empty(0, np.int64)
-    if found.ndim != 1 or found.dtype.kind not in "biu":
-        raise TypeError(
-            "rows of a batch are chosen by a column's name, a number, a slice, a list of numbers "
-            f"or a mask, not by {rows!r}"
-        )
-    if found.dtype.kind == "b":
-        if len(found) != total:
-            raise IndexError(f"a mask of {len(found)} for {total} rows")
-        return np.flatnonzero(found)
-    lowest, highest = int(found.min()), int(found.max())
-    if lowest < -total or highest >= total:
-        wrong = highest if highest >= total else lowest
-        raise IndexError(f"row {wrong} of a batch of {total} rows")
-    found = found.astype(np.int64)
-    return np.where(found < 0, found + total, found) if lowest < 0 else found
-
-
-def _weights(what: str, values: Any) -> Any:
-    array = values
-    if isinstance(values, list) and values and hasattr(values[0], "__len__"):
-        array = [0 if row is None else len(row) for row in values]
-    if hasattr(array, "cpu"):
-        array = array.detach().cpu().double().numpy()
-    found = np.asarray(array)
-    if found.ndim != 1 or found.dtype.kind not in "biuf":
-        raise TypeError(f"{what} is no number for each row, and no rows with lengths")
-    found = found.astype("<f8")
-    if not (np.isfinite(found).all() and (found >= 0).all()):
-        raise ValueError(f"{what} has negative numbers, infinities or NaN; weights have none")
-    return found
-
-
-def _groups(values: Any) -> Any:
-    rows = values.tolist() if hasattr(values, "tolist") else values
-    numbers: dict[Any, int] = {}
-    return np.array([numbers.setdefault(row, len(numbers)) for row in rows], "<u4")

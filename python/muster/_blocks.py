@@ -98,18 +98,16 @@ class Block:
         return header
 
     def _column(self, name: str) -> Column:
+        content = self.content()  # held while it is read, so that it is opened once
         header = self.header()
         if name not in header.columns:
             raise ProtocolError(f"an object of a batch has no column {name!r}: {self.names()}")
-        return _layout.load(self.content(), header, name)
+        return _layout.load(content, header, name)
 
-    def _check(self, name: str, rows: range | Index) -> None:
-        last = rows.stop if isinstance(rows, range) else int(rows.max(initial=0)) + 1
-        if len(rows) and last > self.header().rows:
-            raise ProtocolError(
-                f"a batch names row {last - 1} of column {name!r}, "
-                f"whose object has {self.header().rows}"
-            )
+    def _stored(self, name: str, rows: range | Index) -> Column:
+        column = self._column(name)
+        check_rows(name, column, rows)
+        return column.take(rows)
 
     # --- reading -------------------------------------------------------------------------
 
@@ -128,8 +126,7 @@ class Block:
         """Some rows as a column."""
         given = self._given
         if given is None:
-            self._check(name, rows)
-            return self._column(name).take(rows)
+            return self._stored(name, rows)
         return _drafts.draft(name, _some(given[name], rows), pickle)
 
     def read(self, name: str, rows: range | Index) -> Any:
@@ -137,8 +134,7 @@ class Block:
         given = self._given
         if given is not None:
             return _some(given[name], rows)
-        self._check(name, rows)
-        return self._column(name).take(rows).value()
+        return self._stored(name, rows).value()
 
     def describe(self, name: str) -> str:
         """The type of a column, for people."""
@@ -147,6 +143,15 @@ class Block:
             return _drafts.describe_given(given[name])
         spec = self.header().columns[name]
         return _columns.describe(spec.kind, spec.type, spec.shape, spec.lib)
+
+
+def check_rows(name: str, column: Column, rows: range | Index) -> None:
+    """ProtocolError where a handle names rows that its object lacks."""
+    last = rows.stop if isinstance(rows, range) else int(rows.max(initial=0)) + 1
+    if len(rows) and last > len(column):
+        raise ProtocolError(
+            f"a batch names row {last - 1} of column {name!r}, whose object has {len(column)}"
+        )
 
 
 def _of_objects(value: Any) -> bool:
@@ -216,13 +221,12 @@ def _wholes(
     """The pieces as rows of columns; None where those cannot be joined as they are."""
     columns: dict[int, Column] = {}
     for block, rows in pieces:
-        if not block.local:
-            block._check(stored, rows)
         if id(block) not in columns:
             column = block.whole(stored, pickle)
             if column is None:
                 return None
             columns[id(block)] = column
+        check_rows(stored, columns[id(block)], rows)
     if len({_columns.signature(column) for column in columns.values()}) > 1:
         return None
     return [(columns[id(block)], rows) for block, rows in pieces]

@@ -129,6 +129,58 @@ def _form(blocks: list[Any], which: Index, first: Index, length: Index) -> list[
     return found
 
 
+# --- what users say ---------------------------------------------------------------------
+
+
+def indices(rows: Any, total: int) -> Index:
+    """Indices from 0 of rows that are named by number, from the end too, or by a mask."""
+    found = np.asarray(rows.cpu() if hasattr(rows, "cpu") else rows)
+    if found.ndim == 1 and not found.size:
+        return np.empty(0, np.int64)
+    if found.ndim != 1 or found.dtype.kind not in "biu":
+        raise TypeError(
+            "rows of a batch are chosen by a column's name, a number, a slice, a list of numbers "
+            f"or a mask, not by {rows!r}"
+        )
+    if found.dtype.kind == "b":
+        if len(found) != total:
+            raise IndexError(f"a mask of {len(found)} for {total} rows")
+        return np.flatnonzero(found)
+    lowest, highest = int(found.min()), int(found.max())
+    if lowest < -total or highest >= total:
+        wrong = highest if highest >= total else lowest
+        raise IndexError(f"row {wrong} of a batch of {total} rows")
+    found = found.astype(np.int64)
+    return np.where(found < 0, found + total, found) if lowest < 0 else found
+
+
+def weights(what: str, values: Any) -> NDArray[np.float64]:
+    """What rows weigh: numbers, or the lengths of rows."""
+    if hasattr(values, "cpu"):
+        found = values.detach().cpu().double().numpy()
+    elif isinstance(values, (list, tuple)) or values.dtype == object:
+        sized = any(hasattr(row, "__len__") for row in values)
+        found = np.array([0 if row is None else len(row) for row in values] if sized else values)
+    else:
+        found = np.asarray(values)
+    if found.ndim != 1 or found.dtype.kind not in "biuf":
+        raise TypeError(f"{what} is no number for each row, and no rows with lengths")
+    found = found.astype("<f8")
+    if not (np.isfinite(found).all() and (found >= 0).all()):
+        raise ValueError(f"{what} has negative numbers, infinities or NaN; weights have none")
+    return found
+
+
+def groups(values: Any) -> NDArray[np.uint32]:
+    """A number for each row, the same for equal values."""
+    rows = values.tolist() if hasattr(values, "tolist") else values
+    numbers: dict[Any, int] = {}
+    try:
+        return np.array([numbers.setdefault(row, len(numbers)) for row in rows], "<u4")
+    except TypeError as error:
+        raise TypeError(f"rows are grouped by numbers, texts and the like: {error}") from None
+
+
 # --- how a batch wants to be cut ---------------------------------------------------------
 
 

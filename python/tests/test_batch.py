@@ -317,6 +317,15 @@ def test_cuts_that_cannot_be(batch: Batch) -> None:
         batch.multiple_of(0)
     with pytest.raises(ValueError, match="1 groups for 6 rows"):
         batch.grouped([1])
+    with pytest.raises(TypeError, match="grouped by numbers, texts and the like"):
+        batch.grouped("ids")
+
+
+def test_weights_by_length() -> None:
+    texts = [None, "ab", "c"]
+    for column in (texts, np.array(texts, object), [None, np.zeros(2), np.zeros(1)]):
+        cut = Batch({"x": column}).balanced("x")._cut
+        assert cut is not None and cut.weights is not None and cut.weights.tolist() == [0, 2, 1]
 
 
 # --- sending ---------------------------------------------------------------------------
@@ -502,7 +511,9 @@ def test_bytes_are_held_for_as_long_as_they_are_seen(monkeypatch: pytest.MonkeyP
     batch = Batch._decode(payload, bufs)
     assert batch.columns and len(batch) == 9 and not source.roots  # not even opened
     assert batch[2:]["t"][0] == "a"
-    assert source.in_use() == 0
+    assert source.in_use() == 0 and len(source.roots) == 1
+    assert len(batch[1:].to_dict()["t"]) == 8
+    assert source.in_use() == 0 and len(source.roots) == 2  # opened once for all columns
     row = batch["r"][4]
     part = batch[3:6]["x"]
     assert source.in_use() == 1

@@ -151,7 +151,7 @@ def test_objects_are_only_rebuilt_on_request() -> None:
         (pa.array([datetime.date(2024, 1, 1)]), [datetime.date(2024, 1, 1)]),
         (pa.array([0, None], pa.timestamp("s")), np.array([0, "NaT"], "<M8[s]")),
         (pa.array([None, None]), [None, None]),
-        (pa.array([0.5], pa.float16()), np.array([0.5], np.float16)),
+        (pa.array(np.array([0.5], np.float16)), np.array([0.5], np.float16)),
     ],
 )
 def test_other_peoples_arrays(array: Any, expected: Any) -> None:
