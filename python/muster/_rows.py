@@ -156,6 +156,7 @@ def indices(rows: Any, total: int) -> Index:
 
 def weights(what: str, values: Any) -> NDArray[np.float64]:
     """What rows weigh: numbers, or the lengths of rows."""
+    found: Any
     if hasattr(values, "cpu"):
         found = values.detach().cpu().double().numpy()
     elif isinstance(values, (list, tuple)) or values.dtype == object:
@@ -165,10 +166,10 @@ def weights(what: str, values: Any) -> NDArray[np.float64]:
         found = np.asarray(values)
     if found.ndim != 1 or found.dtype.kind not in "biuf":
         raise TypeError(f"{what} is no number for each row, and no rows with lengths")
-    found = found.astype("<f8")
-    if not (np.isfinite(found).all() and (found >= 0).all()):
+    made: NDArray[np.float64] = found.astype("<f8")
+    if not (np.isfinite(made).all() and (made >= 0).all()):
         raise ValueError(f"{what} has negative numbers, infinities or NaN; weights have none")
-    return found
+    return made
 
 
 def groups(values: Any) -> NDArray[np.uint32]:
