@@ -8,6 +8,7 @@ imported here: a value of theirs cannot exist before they do.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence, Set
 from itertools import chain
@@ -96,6 +97,8 @@ def _take_tensor(name: str, tensor: Any, torch: Any) -> Any:
 
 
 def _plain_tensor(tensor: Any) -> Any:
+    if tensor.is_cpu and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg()):
+        return tensor
     return tensor.detach().cpu().resolve_conj().resolve_neg()
 
 
@@ -118,14 +121,22 @@ def draft(name: str, value: Any, pickle: str = "on") -> Column:
 
 def carried(tensor: Any) -> tuple[str, str, Array]:
     """Type, library and memory of a tensor on the CPU."""
+    type, carrier = _carrier(tensor.dtype)
+    if carrier is not None:
+        return type, "torch", tensor.view(carrier).numpy()
+    return type, "torch", tensor.numpy()
+
+
+@functools.lru_cache(maxsize=64)
+def _carrier(dtype: Any) -> tuple[str, Any]:
+    """How a type of torch's is called, and by which it is read where numpy has none such."""
+    torch: Any = sys.modules["torch"]
+    empty = torch.empty(0, dtype=dtype)
     try:
-        array: Array = tensor.numpy()
-    except TypeError:  # numpy has no such type
-        torch = sys.modules["torch"]
-        name = str(tensor.dtype).rpartition(".")[2]
-        carrier = getattr(torch, _SAME_SIZE[tensor.element_size()])
-        return f"torch:{name}", "torch", tensor.view(carrier).numpy()
-    return array.dtype.str, "torch", array
+        return empty.numpy().dtype.str, None
+    except TypeError:
+        name = str(dtype).rpartition(".")[2]
+        return f"torch:{name}", getattr(torch, _SAME_SIZE[empty.element_size()])
 
 
 def _of_array(name: str, array: Array, pickle: str) -> Column:
