@@ -92,6 +92,7 @@ func Run(ctx context.Context, join backend.Join) error {
 		return err
 	}
 	holdings.Token, holdings.Process = welcome.StoreToken, a.processName
+	holdings.Moving = a.moving
 	a.store = store.New(holdings)
 	defer a.store.Close()
 	a.relay = newRelay(a.head)

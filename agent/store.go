@@ -222,3 +222,12 @@ func (a *agent) notice(f wire.Frame) error {
 	a.store.Objects(&m)
 	return nil
 }
+
+// moving tells the head that an object is about to be spilled.
+func (a *agent) moving(object uint64) {
+	body, err := wire.AppendVerb(nil, "moving", &wire.Moving{Object: object})
+	if err != nil { // a number can be encoded
+		return
+	}
+	a.head.Send(wire.Header{Kind: wire.KindNotice}, body, nil)
+}

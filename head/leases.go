@@ -32,11 +32,16 @@ func (h *Head) arrivedLocked(from, call lease.Holder, bufs []wire.Buf) {
 			continue
 		}
 		o := lease.Object(b.Object)
-		if b.TakeNew() && from != 0 {
+		ref, _ := b.Ref()
+		made := b.TakeNew()
+		if made && from != 0 {
 			h.leases.Add(from, o)
 		}
 		if call != 0 {
 			h.leases.Once(call, o)
+		}
+		if made {
+			h.leases.Place(o, ref.Segment)
 		}
 	}
 }
@@ -60,6 +65,28 @@ func (h *Head) sentLocked(to lease.Holder, bufs []wire.Buf) {
 	for _, o := range h.objects {
 		h.leases.Add(to, o)
 	}
+}
+
+// lentLocked is sentLocked for a leg: its worker may read the objects where they
+// lie, without a word with the store, for as long as it knows of them.
+func (h *Head) lentLocked(to lease.Holder, bufs []wire.Buf) {
+	if !wire.HasRefs(bufs) {
+		return
+	}
+	h.sentLocked(to, bufs)
+	for i := range bufs {
+		if b := &bufs[i]; b.Object != 0 {
+			b.SetSegment(h.leases.Lend(to, lease.Object(b.Object)))
+		}
+	}
+}
+
+// movingLocked: a store is about to spill an object. Whoever was lent it is told
+// to the store before this answer.
+func (n *node) movingLocked(o lease.Object, b *batch) {
+	n.h.leases.Move(o)
+	n.h.tellStoresLocked(b)
+	n.noticeLocked("objects", &wire.Objects{Moved: []uint64{uint64(o)}}, b)
 }
 
 // release takes a Notice of what a process does not know of any more.
@@ -92,15 +119,22 @@ func (h *Head) tellStoresLocked(b *batch) {
 	if !h.leases.Changed() {
 		return
 	}
-	fresh, freed := h.leases.Changes()
-	if len(h.nodes) == 1 { // most often
-		h.nodes[0].noticeLocked("objects", &wire.Objects{Hold: numbers(nil, fresh, 0), Drop: numbers(nil, freed, 0)}, b)
-		return
-	}
+	fresh, lent, freed := h.leases.Changes()
 	for _, n := range h.nodes {
-		hold, drop := numbers(nil, fresh, n.index), numbers(nil, freed, n.index)
-		if len(hold)+len(drop) > 0 {
-			n.noticeLocked("objects", &wire.Objects{Hold: hold, Drop: drop}, b)
+		o := wire.Objects{Hold: numbers(n.hold[:0], fresh, n.index), Drop: numbers(n.drop[:0], freed, n.index), Lent: n.lent[:0]}
+		for _, l := range lent {
+			if l.Object.Node() != n.index {
+				continue
+			}
+			count := 1
+			if l.Ended {
+				count = -1
+			}
+			o.Lent = append(o.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: count})
+		}
+		n.hold, n.drop, n.lent = o.Hold, o.Drop, o.Lent // their memory is used again
+		if len(o.Hold)+len(o.Drop)+len(o.Lent) > 0 {
+			n.noticeLocked("objects", &o, b)
 		}
 	}
 }

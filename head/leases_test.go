@@ -166,3 +166,48 @@ func TestObjectsOfFutures(t *testing.T) {
 	within(t, legs, "leg").Return([]byte{0xc0})
 	tells(t, told, "0 drop 1")
 }
+
+// A worker is told where an object lies, and the store that it was; of an object
+// that moves, nobody is told any more.
+func TestObjectsAreLent(t *testing.T) {
+	legs, script := held()
+	lent := make(chan string, 64)
+	script.Objects = func(_ int, o wire.Objects) {
+		for _, l := range o.Lent {
+			lent <- fmt.Sprintf("%d %d", l.Object, l.Count)
+		}
+		for _, moved := range o.Moved {
+			lent <- fmt.Sprintf("%d moved", moved)
+		}
+	}
+	r := newRig(t, setup{virtual: "1x0", script: script})
+	n := r.cluster("a", 2).Number
+	c := r.owner
+	where := func(l *fake.Leg) uint32 {
+		ref, _ := l.Bufs[0].Ref()
+		return ref.Segment
+	}
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1, New: true, Segment: 9}.Buf())
+	out := take(t, legs, 2)
+	tells(t, lent, "1 1", "1 1")
+	if where(out[0]) != 9 || where(out[1]) != 9 {
+		t.Errorf("told %d and %d", where(out[0]), where(out[1]))
+	}
+	out[0].Return([]byte{0xc0})
+	release(out[0].Worker, 0, 1, 1)
+	tells(t, lent, "1 -1")
+	body, err := wire.AppendVerb(nil, "moving", &wire.Moving{Object: 1})
+	must(t, err)
+	r.fake.Agent(0).Send(wire.Header{Kind: wire.KindNotice}, body)
+	tells(t, lent, "1 moved")
+	out[1].Return([]byte{0xc0})
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1}.Buf())
+	for _, l := range take(t, legs, 2) {
+		if where(l) != 0 {
+			t.Errorf("%s was told segment %d of an object that has moved", l.Worker.Name, where(l))
+		}
+		l.Return([]byte{0xc0})
+		release(l.Worker, 0, 1, 2)
+	}
+	tells(t, lent, "1 -1")
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -22,6 +23,9 @@ type node struct {
 	asker *wire.Asker
 	links []peer      // relayed connections, by link; its reader's alone
 	cast  [2][]uint32 // links that a call goes to, those that are muted second; empty between calls
+	hold  []uint64    // for notices, as below
+	drop  []uint64
+	lent  []wire.Lent
 	ready bool
 	lost  *spec.Error // why it is no use any more
 }
@@ -161,6 +165,14 @@ func (n *node) handle(f *wire.Frame, b *batch) error {
 			return spec.Errorf(spec.CodeProtocol, "a notice of an exit that cannot be read: %v", err)
 		}
 		n.h.exited(n, e)
+	case "moving":
+		var m wire.Moving
+		if _, err := m.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "a notice of an object that moves that cannot be read: %v", err)
+		}
+		n.h.mu.Lock()
+		n.movingLocked(lease.Object(m.Object), b)
+		n.h.mu.Unlock()
 	default:
 		n.h.opts.Log.Warn("unknown notice", "node", n.name, "verb", verb)
 	}

@@ -99,7 +99,7 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 	c.Legs[leg].Out = true
 	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent)
 	head := wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: muted(p.wanted(c), leg)}
-	h.sentLocked(lease.Worker(c.Legs[leg].Worker.Number), part.Bufs)
+	h.lentLocked(lease.Worker(c.Legs[leg].Worker.Number), part.Bufs)
 	b.queue(p.cluster.workers[c.Legs[leg].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
 	for i := range c.Legs {
 		if !c.Legs[i].Out && !c.Legs[i].Done {

@@ -31,7 +31,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 		for i := range c.Legs {
 			part := &p.parts[p.plan.Leg(i).Part]
 			head.Flags = muted(wanted, i)
-			h.sentLocked(lease.Worker(c.Legs[i].Worker.Number), part.Bufs)
+			h.lentLocked(lease.Worker(c.Legs[i].Worker.Number), part.Bufs)
 			b.queue(p.cluster.workers[c.Legs[i].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
 		}
 	}
@@ -42,7 +42,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *batch) {
 	if wire.HasRefs(v.Bufs) {
 		for i := range c.Legs {
-			p.caller.h.sentLocked(lease.Worker(c.Legs[i].Worker.Number), v.Bufs)
+			p.caller.h.lentLocked(lease.Worker(c.Legs[i].Worker.Number), v.Bufs)
 		}
 	}
 	wanted := p.wanted(c)

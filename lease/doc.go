@@ -9,6 +9,8 @@
 //	process, or comes with a call           in it; the call, once
 //	Release                                 -n, never below 0
 //	End of a process or a call              all of its counts are 0
+//	Lend                                    none: as long as it has a count, the
+//	                                        holder may read the object where it lies
 //
 // It is pure: it imports nothing of Muster, and the head, which serialises
 // events, tells the stores.

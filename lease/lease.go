@@ -25,35 +25,85 @@ func Call(id uint64) Holder { return 1<<63 | Holder(id) }
 
 // Table has all counts. The zero Table is empty and ready.
 type Table struct {
-	objects map[Object]int // how many holders it has
-	holders map[Holder]map[Object]int
+	objects map[Object]*entry
+	holders map[Holder]map[Object]share
 	fresh   []Object
 	freed   []Object
+	lent    []Lent
+}
+
+// entry is what is known of an object.
+type entry struct {
+	holders int
+	segment uint32 // where it lies; 0: not to be told
+}
+
+// share is what a holder has of an object.
+type share struct {
+	count int
+	lent  bool // it was told where it lies
+}
+
+// Lent is a loan that began, or ended.
+type Lent struct {
+	Object Object
+	Holder Holder
+	Ended  bool
 }
 
 // Add counts an object for a holder once more.
 func (t *Table) Add(h Holder, o Object) {
 	if t.objects == nil {
-		t.objects, t.holders = map[Object]int{}, map[Holder]map[Object]int{}
+		t.objects, t.holders = map[Object]*entry{}, map[Holder]map[Object]share{}
 	}
 	held := t.holders[h]
 	if held == nil {
-		held = map[Object]int{}
+		held = map[Object]share{}
 		t.holders[h] = held
 	}
-	held[o]++
-	if held[o] > 1 {
+	s := held[o]
+	s.count++
+	held[o] = s
+	if s.count > 1 {
 		return
 	}
-	t.objects[o]++
-	if t.objects[o] == 1 {
+	e := t.objects[o]
+	if e == nil {
+		e = &entry{}
+		t.objects[o] = e
 		t.fresh = append(t.fresh, o)
 	}
+	e.holders++
+}
+
+// Place says where an object lies, as its maker knows.
+func (t *Table) Place(o Object, segment uint32) {
+	if e := t.objects[o]; e != nil {
+		e.segment = segment
+	}
+}
+
+// Move has nobody told any more where an object lies.
+func (t *Table) Move(o Object) { t.Place(o, 0) }
+
+// Lend says where an object lies, for a holder that has it and may then read it
+// there until it has it no more; 0: it has to ask the store.
+func (t *Table) Lend(h Holder, o Object) uint32 {
+	e, s := t.objects[o], t.holders[h][o]
+	if e == nil || e.segment == 0 || s.count == 0 {
+		return 0
+	}
+	if !s.lent {
+		s.lent = true
+		t.holders[h][o] = s
+		t.lent = append(t.lent, Lent{Object: o, Holder: h})
+	}
+	return e.segment
 }
 
 // Once counts an object for a holder unless it has it already.
 func (t *Table) Once(h Holder, o Object) {
-	if t.holders[h][o] == 0 {
+	if t.holders[h][o].count == 0 {
 		t.Add(h, o)
 	}
 }
@@ -62,19 +112,21 @@ func (t *Table) Once(h Holder, o Object) {
 // was that high.
 func (t *Table) Release(h Holder, o Object, n int) bool {
 	held := t.holders[h]
-	had := held[o]
+	s := held[o]
+	had := s.count
 	switch {
 	case had == 0 || n <= 0:
 		return false
 	case had > n:
-		held[o] = had - n
+		s.count -= n
+		held[o] = s
 		return true
 	}
 	delete(held, o)
 	if len(held) == 0 {
 		delete(t.holders, h)
 	}
-	t.let(o)
+	t.let(h, o, s)
 	return had == n
 }
 
@@ -85,31 +137,38 @@ func (t *Table) End(h Holder) {
 		return
 	}
 	delete(t.holders, h)
-	first := len(t.freed)
+	objects := make([]Object, 0, len(held))
 	for o := range held {
-		t.let(o)
+		objects = append(objects, o)
 	}
-	slices.Sort(t.freed[first:]) // the same events give the same orders
+	slices.Sort(objects) // the same events give the same orders
+	for _, o := range objects {
+		t.let(h, o, held[o])
+	}
 }
 
-func (t *Table) let(o Object) {
-	t.objects[o]--
-	if t.objects[o] == 0 {
+func (t *Table) let(h Holder, o Object, s share) {
+	if s.lent {
+		t.lent = append(t.lent, Lent{Object: o, Holder: h, Ended: true})
+	}
+	e := t.objects[o]
+	e.holders--
+	if e.holders == 0 {
 		delete(t.objects, o)
 		t.freed = append(t.freed, o)
 	}
 }
 
 // Changed says that Changes would tell of something.
-func (t *Table) Changed() bool { return len(t.fresh)+len(t.freed) > 0 }
+func (t *Table) Changed() bool { return len(t.fresh)+len(t.freed)+len(t.lent) > 0 }
 
-// Changes returns what was seen for the first time and what nobody knows of any
-// more, since it was last asked; an object may be in both, and is then gone. The
-// slices are valid until the table changes.
-func (t *Table) Changes() (fresh, freed []Object) {
-	fresh, freed = t.fresh, t.freed
-	t.fresh, t.freed = t.fresh[:0], t.freed[:0]
-	return fresh, freed
+// Changes returns what was seen for the first time, what was lent or is not any
+// more, and what nobody knows of any more, since it was last asked; an object may
+// be in all, and is then gone. The slices are valid until the table changes.
+func (t *Table) Changes() (fresh []Object, lent []Lent, freed []Object) {
+	fresh, lent, freed = t.fresh, t.lent, t.freed
+	t.fresh, t.lent, t.freed = t.fresh[:0], t.lent[:0], t.freed[:0]
+	return fresh, lent, freed
 }
 
 // Len is how many objects somebody knows of.
@@ -125,8 +184,8 @@ type Share struct {
 func (t *Table) Holders(o Object) []Share {
 	var shares []Share
 	for h, held := range t.holders {
-		if n := held[o]; n > 0 {
-			shares = append(shares, Share{h, n})
+		if s := held[o]; s.count > 0 {
+			shares = append(shares, Share{h, s.count})
 		}
 	}
 	slices.SortFunc(shares, func(a, b Share) int { return cmp.Compare(a.Holder, b.Holder) })

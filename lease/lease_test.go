@@ -12,7 +12,7 @@ func TestFirstAndLast(t *testing.T) {
 	table.Add(Worker(1), 7)
 	table.Once(Call(9), 7)
 	table.Once(Call(9), 7)
-	if fresh, freed := table.Changes(); !slices.Equal(fresh, []Object{7}) || len(freed) != 0 {
+	if fresh, _, freed := table.Changes(); !slices.Equal(fresh, []Object{7}) || len(freed) != 0 {
 		t.Fatalf("%v, %v", fresh, freed)
 	}
 	table.End(Call(9))
@@ -25,7 +25,7 @@ func TestFirstAndLast(t *testing.T) {
 	if table.Release(Worker(1), 7, 5) {
 		t.Error("more was released than was held")
 	}
-	if fresh, freed := table.Changes(); len(fresh) != 0 || !slices.Equal(freed, []Object{7}) || table.Len() != 0 {
+	if fresh, _, freed := table.Changes(); len(fresh) != 0 || !slices.Equal(freed, []Object{7}) || table.Len() != 0 {
 		t.Fatalf("%v, %v", fresh, freed)
 	}
 	if Object(3<<48|5).Node() != 3 {
@@ -72,7 +72,7 @@ func TestAgainstModel(t *testing.T) {
 					delete(model, h)
 				}
 			}
-			fresh, freed := table.Changes()
+			fresh, _, freed := table.Changes()
 			for _, o := range fresh {
 				if known[o] {
 					t.Fatalf("seed %d: %d is fresh twice", seed, o)
@@ -94,5 +94,37 @@ func TestAgainstModel(t *testing.T) {
 				t.Fatalf("seed %d: %d objects, %d known", seed, table.Len(), len(known))
 			}
 		}
+	}
+}
+
+// A loan lasts as long as its holder's count, and a moved object is not lent.
+func TestLoans(t *testing.T) {
+	var table Table
+	a, b := Worker(1), Worker(2)
+	table.Add(a, 7)
+	if table.Lend(a, 7) != 0 || table.Lend(b, 7) != 0 {
+		t.Error("an object was lent whose place nobody knows")
+	}
+	table.Place(7, 40)
+	table.Add(b, 7)
+	if table.Lend(a, 7) != 40 || table.Lend(a, 7) != 40 || table.Lend(b, 7) != 40 || table.Lend(Worker(3), 7) != 0 {
+		t.Error("not lent to those who have it")
+	}
+	if _, lent, _ := table.Changes(); !slices.Equal(lent, []Lent{{7, a, false}, {7, b, false}}) {
+		t.Errorf("%v", lent)
+	}
+	table.Move(7)
+	table.Add(a, 7)
+	if table.Lend(a, 7) != 0 {
+		t.Error("a moved object was lent")
+	}
+	table.Release(a, 7, 1)
+	table.End(b)
+	if _, lent, freed := table.Changes(); !slices.Equal(lent, []Lent{{7, b, true}}) || len(freed) != 0 {
+		t.Errorf("%v, %v", lent, freed)
+	}
+	table.Release(a, 7, 1)
+	if _, lent, freed := table.Changes(); !slices.Equal(lent, []Lent{{7, a, true}}) || len(freed) != 1 {
+		t.Errorf("%v, %v", lent, freed)
 	}
 }

@@ -161,6 +161,27 @@ func (l *ledger) free(p *peer, id uint64) {
 	}
 }
 
+// inUse says that somebody reads the object.
+func (o *object) inUse() bool { return o.views > 0 || len(o.lent) > 0 }
+
+// lend is the head's word that a holder may read an object where it lies, or
+// not any more.
+func (l *ledger) lend(id, holder uint64, count int, now float64) {
+	o := l.objects[id]
+	switch {
+	case o == nil:
+		return
+	case count < 0:
+		delete(o.lent, holder)
+	default:
+		if o.lent == nil {
+			o.lent = map[uint64]float64{}
+		}
+		o.lent[holder] = now
+	}
+	l.rest(o)
+}
+
 // hold, drop and gone are the head's words.
 func (l *ledger) hold(id uint64) {
 	if o := l.objects[id]; o != nil {
@@ -194,11 +215,11 @@ func (l *ledger) rest(o *object) {
 	if o.removed {
 		return
 	}
-	unneeded := o.released && o.views == 0
+	unneeded := o.released && !o.inUse()
 	switch {
 	case unneeded && (o.state == sealed || o.state == spilled || o.state == broken && o.segment == nil):
 		l.remove(o)
-	case o.state == sealed && o.views == 0 && !o.copying:
+	case o.state == sealed && !o.inUse() && !o.copying:
 		if o.lru == nil {
 			o.lru = l.idle.PushBack(o)
 			l.todo.room = true // whoever waits may spill it

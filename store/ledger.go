@@ -53,7 +53,8 @@ type object struct {
 	copying  bool // on its way to disk
 	since    float64
 	views    int
-	lru      *list.Element // in ledger.idle: it could be spilled
+	lent     map[uint64]float64 // holders that read it where it lies, and since when
+	lru      *list.Element      // in ledger.idle: it could be spilled
 }
 
 // peer is a connection, and after that its process until it ends.
@@ -270,7 +271,7 @@ func (l *ledger) copied(o *object, fd int) {
 		l.spilled -= o.size
 		l.todo.discard = append(l.todo.discard, file)
 		l.toPool(memory)
-	case o.views > 0:
+	case o.inUse():
 		l.spilled -= o.size
 		l.todo.discard = append(l.todo.discard, file)
 	default:

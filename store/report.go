@@ -23,6 +23,11 @@ func (l *ledger) status() *wire.StoreStatus {
 		}
 	}
 	for id, o := range l.objects {
+		for holder, since := range o.lent {
+			if !slices.ContainsFunc(views[id], func(v wire.StoreView) bool { return v.Holder == holder }) {
+				views[id] = append(views[id], wire.StoreView{Holder: holder, Count: 1, Since: since})
+			}
+		}
 		info := wire.StoreObject{
 			Object: id, Bytes: o.size, State: o.state.String(), What: o.what, Maker: o.maker.holder,
 			Held: o.held, Since: o.since, Views: views[id],
@@ -114,6 +119,11 @@ func (l *ledger) largest(at place, now float64) []string {
 				readers = append(readers, fmt.Sprintf("%s for %s", at.name(p.pid), secondsText(now-v.since)))
 			}
 		}
+		for holder, since := range o.lent {
+			if pid := l.pidOf(holder); pid != 0 && l.viewOf(holder, o.id) == nil {
+				readers = append(readers, fmt.Sprintf("%s for %s", at.name(pid), secondsText(now-since)))
+			}
+		}
 		slices.Sort(readers)
 		switch {
 		case len(readers) > 3:
@@ -135,6 +145,26 @@ func (l *ledger) largest(at place, now float64) []string {
 		lines = append(lines, fmt.Sprintf("%d more", more))
 	}
 	return lines
+}
+
+// pidOf is a holder's process, 0 if it never connected.
+func (l *ledger) pidOf(holder uint64) int {
+	for p := range l.peers {
+		if p.holder == holder {
+			return p.pid
+		}
+	}
+	return 0
+}
+
+// viewOf is what a holder has leased of an object here.
+func (l *ledger) viewOf(holder, id uint64) *view {
+	for p := range l.peers {
+		if v := p.views[id]; p.holder == holder && v != nil {
+			return v
+		}
+	}
+	return nil
 }
 
 func bytesText(n uint64) string {

@@ -43,6 +43,9 @@ type Options struct {
 	// Free says how much memory can be taken without harm; nil: enough, which
 	// is for tests: the kernel does not refuse, it kills.
 	Free func() uint64
+	// Moving tells the head that an object is about to be spilled, which it
+	// answers by Objects.Moved; nil: nobody is ever told where objects lie.
+	Moving func(object uint64)
 	// Process names a process for people; nil: by its id.
 	Process func(pid int) string
 }
@@ -61,6 +64,7 @@ type Store struct {
 	mu      sync.Mutex
 	ledger  *ledger
 	sealing map[uint64]chan struct{} // who waits for an object to be sealed
+	moved   map[uint64]chan struct{} // who waits for the head to know that one moves
 	roomy   chan struct{}            // who waits for room; nil: nobody
 	conns   map[*wire.Conn]bool
 	closed  bool
@@ -90,7 +94,7 @@ func New(opts Options) *Store {
 		at:            place{node: opts.Name, spillDir: opts.SpillDir, spillOff: opts.SpillOff, name: opts.Process},
 		spillPatience: spillPatience, fullPatience: fullPatience, watch: waitForEnd,
 		ledger:  newLedger(ids, opts.Budget, opts.SpillLimit, opts.Segments),
-		sealing: map[uint64]chan struct{}{}, conns: map[*wire.Conn]bool{},
+		sealing: map[uint64]chan struct{}{}, moved: map[uint64]chan struct{}{}, conns: map[*wire.Conn]bool{},
 	}
 }
 
@@ -116,6 +120,15 @@ func (s *Store) Objects(m *wire.Objects) {
 	defer s.unlock()
 	for _, id := range m.Hold {
 		s.ledger.hold(id)
+	}
+	for _, l := range m.Lent {
+		s.ledger.lend(l.Object, l.Holder, l.Count, now())
+	}
+	for _, id := range m.Moved {
+		if moved := s.moved[id]; moved != nil {
+			delete(s.moved, id)
+			close(moved)
+		}
 	}
 	for _, id := range m.Drop {
 		s.ledger.drop(id)
@@ -149,7 +162,7 @@ func (s *Store) Close() {
 	defer s.mu.Unlock()
 	inUse := map[*segment]bool{}
 	for _, o := range s.ledger.objects {
-		inUse[o.segment] = o.views > 0 || o.state == writing || o.state == broken
+		inUse[o.segment] = o.inUse() || o.state == writing || o.state == broken
 	}
 	for id, seg := range s.ledger.segments {
 		delete(s.ledger.segments, id)
@@ -281,9 +294,12 @@ func (s *Store) spill(o *object) error {
 	fd, err := spillTo(s.opts.SpillDir, o.segment.fd, o.size, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		unneeded = o.removed || o.views > 0
+		unneeded = o.removed || o.inUse()
 		return unneeded || s.closed
 	})
+	if err == nil {
+		s.moving(o.id) // whoever was lent it meanwhile is known after this
+	}
 	s.mu.Lock()
 	defer s.unlock()
 	if err != nil {
@@ -295,6 +311,25 @@ func (s *Store) spill(o *object) error {
 	}
 	s.ledger.copied(o, fd)
 	return nil
+}
+
+// moving waits until the head tells nobody any more where an object lies.
+func (s *Store) moving(id uint64) {
+	if s.opts.Moving == nil {
+		return
+	}
+	s.mu.Lock()
+	moved := s.moved[id]
+	if moved == nil {
+		moved = make(chan struct{})
+		s.moved[id] = moved
+	}
+	s.mu.Unlock()
+	s.opts.Moving(id)
+	select {
+	case <-moved:
+	case <-s.ctx.Done():
+	}
 }
 
 // allocated is the answer that gives a peer its new object.

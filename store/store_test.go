@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -145,6 +146,60 @@ func TestSpilling(t *testing.T) {
 		}
 		c.mu.Unlock()
 	}
+}
+
+// What the head has told somebody the place of is not spilled; it is asked first,
+// and what it lent in the meantime counts.
+func TestLentIsNotSpilled(t *testing.T) {
+	asked := make(chan uint64, 8)
+	r := newRig(t, func(o *Options) {
+		o.Budget = 4 * mib
+		o.Moving = func(id uint64) { asked <- id }
+	})
+	c := r.client(1)
+	var ids []uint64
+	for i := range 4 {
+		ids = append(ids, put(t, c, mib, byte(i+1)))
+	}
+	r.hold(ids...)
+	r.Objects(&wire.Objects{Lent: []wire.Lent{{Object: ids[0], Holder: 42, Count: 1}}})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i, want := range []uint64{ids[1], ids[2]} {
+			id := <-asked
+			if id != want {
+				t.Errorf("object %x was about to be spilled instead of %x", id, want)
+			}
+			answer := wire.Objects{Moved: []uint64{id}}
+			if i == 0 { // this one was just lent
+				answer.Lent = []wire.Lent{{Object: id, Holder: 43, Count: 1}}
+			}
+			r.Objects(&answer)
+		}
+	}()
+	put(t, c, mib, 5)
+	<-done
+	for _, o := range r.Status().Objects {
+		if !slices.Contains(ids, o.Object) {
+			continue // the new one, which may not be sealed yet
+		}
+		want := "sealed"
+		if o.Object == ids[2] {
+			want = "spilled"
+		}
+		if o.State != want {
+			t.Errorf("object %x is %s", o.Object, o.State)
+		}
+		if lent := o.Object == ids[0] || o.Object == ids[1]; lent != (len(o.Views) == 1) {
+			t.Errorf("object %x is read by %+v", o.Object, o.Views)
+		}
+	}
+	for i, holder := range []uint64{42, 43} {
+		r.Objects(&wire.Objects{Lent: []wire.Lent{{Object: ids[i], Holder: holder, Count: -1}}, Drop: ids[i : i+1]})
+	}
+	r.drop(ids[2:]...)
+	r.until("those to be gone", func(s *wire.StoreStatus) bool { return len(s.Objects) == 1 })
 }
 
 // An object of no bytes, and one that is sealed shorter than it was asked for.

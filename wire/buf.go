@@ -27,6 +27,8 @@ type Ref struct {
 	Object uint64
 	Offset uint64
 	Length uint64
+	// Segment is where the object lies, for whom it was lent to; 0: not told.
+	Segment uint32
 	// New: its maker names the object for the first time, and holds it until it
 	// says that it does not any more.
 	New bool
@@ -49,7 +51,7 @@ func (r Ref) Buf() Buf {
 		flags = refNew
 	}
 	b = binary.LittleEndian.AppendUint32(b, flags)
-	return Buf{Data: binary.LittleEndian.AppendUint32(b, 0), Object: r.Object}
+	return Buf{Data: binary.LittleEndian.AppendUint32(b, r.Segment), Object: r.Object}
 }
 
 // Ref reads a reference; false for bytes.
@@ -58,10 +60,11 @@ func (b *Buf) Ref() (Ref, bool) {
 		return Ref{}, false
 	}
 	return Ref{
-		Object: b.Object,
-		Offset: binary.LittleEndian.Uint64(b.Data[8:]),
-		Length: binary.LittleEndian.Uint64(b.Data[16:]),
-		New:    b.Data[24]&refNew != 0,
+		Object:  b.Object,
+		Offset:  binary.LittleEndian.Uint64(b.Data[8:]),
+		Length:  binary.LittleEndian.Uint64(b.Data[16:]),
+		Segment: binary.LittleEndian.Uint32(b.Data[28:]),
+		New:     b.Data[24]&refNew != 0,
 	}, true
 }
 
@@ -73,6 +76,14 @@ func (b *Buf) TakeNew() bool {
 	}
 	b.Data[24] &^= refNew
 	return true
+}
+
+// SetSegment says in a reference where its object lies. The buffer must be its
+// frame's own.
+func (b *Buf) SetSegment(segment uint32) {
+	if b.Object != 0 {
+		binary.LittleEndian.PutUint32(b.Data[28:], segment)
+	}
 }
 
 // HasRefs says whether any of bufs is a reference.

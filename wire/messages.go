@@ -335,13 +335,32 @@ type Exited struct {
 }
 
 // Objects (notice objects) tells a store who needs its objects, in the order
-// of effect: Hold those that the head has seen, Drop those that nobody has a
-// handle of any more, and free what holders that are Gone made and never told
-// the head of.
+// of effect: Hold those that the head has seen, those that were Lent may be read
+// where they lie, Moved are those that nobody is told the place of any more,
+// Drop those that nobody has a handle of any more, and free what holders that
+// are Gone made and never told the head of.
 type Objects struct {
-	Hold []uint64 `msg:"hold"`
+	Hold  []uint64 `msg:"hold"`
+	Lent  []Lent   `msg:"lent"`
+	Moved []uint64 `msg:"moved"`
 	Drop []uint64 `msg:"drop"`
 	Gone []uint64 `msg:"gone"`
+}
+
+//msgp:tuple Lent
+
+// Lent says that a holder was told where an object lies, or, with Count -1, that
+// it does not know of it any more.
+type Lent struct {
+	Object uint64
+	Holder uint64
+	Count  int
+}
+
+// Moving (notice moving) asks the head not to tell anybody any more where an
+// object lies: the store answers it by Objects.Moved before it spills it.
+type Moving struct {
+	Object uint64 `msg:"object"`
 }
 
 // StoreStatus answers the request store (Empty): all that one store holds.

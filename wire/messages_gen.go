@@ -1278,6 +1278,54 @@ func (z HolderName) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z Lent) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 3
+	o = append(o, 0x93)
+	o = msgp.AppendUint64(o, z.Object)
+	o = msgp.AppendUint64(o, z.Holder)
+	o = msgp.AppendInt(o, z.Count)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Lent) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 3 {
+		err = msgp.ArrayError{Wanted: 3, Got: zb0001}
+		return
+	}
+	z.Object, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Object")
+		return
+	}
+	z.Holder, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Holder")
+		return
+	}
+	z.Count, bts, err = msgp.ReadIntBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Count")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Lent) Msgsize() (s int) {
+	s = 1 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *Log) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 1
@@ -1515,6 +1563,58 @@ func (z Mark) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z Moving) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "object"
+	o = append(o, 0x81, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
+	o = msgp.AppendUint64(o, z.Object)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Moving) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "object":
+			z.Object, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Object")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Moving) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 3
@@ -1591,24 +1691,40 @@ func (z *NodeInfo) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Objects) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 3
+	// map header, size 5
 	// string "hold"
-	o = append(o, 0x83, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
+	o = append(o, 0x85, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Hold)))
 	for za0001 := range z.Hold {
 		o = msgp.AppendUint64(o, z.Hold[za0001])
 	}
+	// string "lent"
+	o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+	for za0002 := range z.Lent {
+		// array header, size 3
+		o = append(o, 0x93)
+		o = msgp.AppendUint64(o, z.Lent[za0002].Object)
+		o = msgp.AppendUint64(o, z.Lent[za0002].Holder)
+		o = msgp.AppendInt(o, z.Lent[za0002].Count)
+	}
+	// string "moved"
+	o = append(o, 0xa5, 0x6d, 0x6f, 0x76, 0x65, 0x64)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Moved)))
+	for za0003 := range z.Moved {
+		o = msgp.AppendUint64(o, z.Moved[za0003])
+	}
 	// string "drop"
 	o = append(o, 0xa4, 0x64, 0x72, 0x6f, 0x70)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Drop)))
-	for za0002 := range z.Drop {
-		o = msgp.AppendUint64(o, z.Drop[za0002])
+	for za0004 := range z.Drop {
+		o = msgp.AppendUint64(o, z.Drop[za0004])
 	}
 	// string "gone"
 	o = append(o, 0xa4, 0x67, 0x6f, 0x6e, 0x65)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Gone)))
-	for za0003 := range z.Gone {
-		o = msgp.AppendUint64(o, z.Gone[za0003])
+	for za0005 := range z.Gone {
+		o = msgp.AppendUint64(o, z.Gone[za0005])
 	}
 	return
 }
@@ -1650,41 +1766,99 @@ func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
-		case "drop":
+		case "lent":
 			var zb0003 uint32
 			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Lent")
+				return
+			}
+			if cap(z.Lent) >= int(zb0003) {
+				z.Lent = (z.Lent)[:zb0003]
+			} else {
+				z.Lent = make([]Lent, zb0003)
+			}
+			for za0002 := range z.Lent {
+				var zb0004 uint32
+				zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002)
+					return
+				}
+				if zb0004 != 3 {
+					err = msgp.ArrayError{Wanted: 3, Got: zb0004}
+					return
+				}
+				z.Lent[za0002].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Object")
+					return
+				}
+				z.Lent[za0002].Holder, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Holder")
+					return
+				}
+				z.Lent[za0002].Count, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Count")
+					return
+				}
+			}
+		case "moved":
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Moved")
+				return
+			}
+			if cap(z.Moved) >= int(zb0005) {
+				z.Moved = (z.Moved)[:zb0005]
+			} else {
+				z.Moved = make([]uint64, zb0005)
+			}
+			for za0003 := range z.Moved {
+				z.Moved[za0003], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Moved", za0003)
+					return
+				}
+			}
+		case "drop":
+			var zb0006 uint32
+			zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Drop")
 				return
 			}
-			if cap(z.Drop) >= int(zb0003) {
-				z.Drop = (z.Drop)[:zb0003]
+			if cap(z.Drop) >= int(zb0006) {
+				z.Drop = (z.Drop)[:zb0006]
 			} else {
-				z.Drop = make([]uint64, zb0003)
+				z.Drop = make([]uint64, zb0006)
 			}
-			for za0002 := range z.Drop {
-				z.Drop[za0002], bts, err = msgp.ReadUint64Bytes(bts)
+			for za0004 := range z.Drop {
+				z.Drop[za0004], bts, err = msgp.ReadUint64Bytes(bts)
 				if err != nil {
-					err = msgp.WrapError(err, "Drop", za0002)
+					err = msgp.WrapError(err, "Drop", za0004)
 					return
 				}
 			}
 		case "gone":
-			var zb0004 uint32
-			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			var zb0007 uint32
+			zb0007, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Gone")
 				return
 			}
-			if cap(z.Gone) >= int(zb0004) {
-				z.Gone = (z.Gone)[:zb0004]
+			if cap(z.Gone) >= int(zb0007) {
+				z.Gone = (z.Gone)[:zb0007]
 			} else {
-				z.Gone = make([]uint64, zb0004)
+				z.Gone = make([]uint64, zb0007)
 			}
-			for za0003 := range z.Gone {
-				z.Gone[za0003], bts, err = msgp.ReadUint64Bytes(bts)
+			for za0005 := range z.Gone {
+				z.Gone[za0005], bts, err = msgp.ReadUint64Bytes(bts)
 				if err != nil {
-					err = msgp.WrapError(err, "Gone", za0003)
+					err = msgp.WrapError(err, "Gone", za0005)
 					return
 				}
 			}
@@ -1702,7 +1876,7 @@ func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Objects) Msgsize() (s int) {
-	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size))
+	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (21 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize)) + 6 + msgp.ArrayHeaderSize + (len(z.Moved) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size))
 	return
 }
 
