@@ -39,11 +39,12 @@ Reply = dict[str, Any]
 class Loan:
     """What a lease has to give back."""
 
-    __slots__ = ("leased", "mapping", "object", "segment", "size")
+    __slots__ = ("leased", "mapping", "object", "right", "segment", "size")
 
     def __init__(self, object: int) -> None:
         self.object = object
         self.leased = False  # somebody will give it back
+        self.right: Any = None  # by which it was lent; the store was not asked
         self.segment: Segment | None = None
         self.mapping: Mapping | None = None
         self.size = 0
@@ -104,9 +105,10 @@ class _Pending:
 
 
 class Granted(Protocol):
-    """Who answers for a new object: 0 until there is one."""
+    """Who answers for a new object, 0 until there is one, and for where it lies."""
 
     object: int
+    segment: int
 
 
 class Store:
@@ -128,6 +130,7 @@ class Store:
         self.freed: list[int] = []  # objects of ours to be given up: nobody was told of them
         self._opened = 0  # leases ever; changed by who has the turn
         self._closed = 0  # of them, those that ended; changed by who sends
+        self._borrowed: dict[int, Loan] = {}  # those that the store was not asked for
         self.writing: list[None] = []  # an entry for each object that is being written
         self._retired = False
         self._full = False  # descriptors were lost, so that not all segments are known
@@ -174,6 +177,7 @@ class Store:
                 self._asking = get_ident()
                 reply = self._ask("alloc", {"size": size}, undo)
                 segment = self._segments.get(reply["segment"])
+                granted.segment = reply["segment"]
                 granted.object = reply["object"]
                 self._pending = None
             finally:
@@ -224,6 +228,21 @@ class Store:
             loan.leased = True
             leases.append(lease)
         return leases
+
+    def borrow(self, right: object, object: int, number: int) -> Lease | None:
+        """A lease of what was lent with ``right``, and lies in a segment that is known here. It
+        keeps the right, and ends without a word to the store."""
+        segment = self._segments.get(number)
+        if segment is None or self.dead:
+            return None
+        loan = Loan(object)
+        loan.right = right
+        loan.segment, loan.size = segment, segment.length
+        loan.mapping = segment.lend()
+        lease = Lease(loan)
+        self._borrowed[id(loan)] = loan
+        when_gone(lease, loan, self._ended, self.flush)
+        return lease
 
     def _descriptors_lost(self) -> _errors.LimitError:
         """The kernel drops descriptors for which there is no room, without a word."""
@@ -343,14 +362,18 @@ class Store:
         for ending in endings:
             forget(ending)
             ending.entry.wipe()
-        if count:
-            counts = Counter(ending.entry.object for ending in endings)
+        loans = [ending.entry for ending in endings]
+        counts = Counter(loan.object for loan in loans if loan.right is None)
+        if counts:
             frames = _notice(["close", {"objects": [*counts.items()]}])
+        told = counts.total()
+        for loan in loans:
+            self._borrowed.pop(id(loan), None)
         for object in filter(None, self.freed[:freed]):
             frames += _notice(["free", {"object": object}])
         # No call in these, after which a signal handler could run: all or nothing.
         self._outgoing += frames
-        self._closed += count
+        self._closed += told
         del self._ended[:count]
         del self.freed[:freed]
         try:
@@ -408,7 +431,7 @@ class Store:
 
     def in_use(self) -> bool:
         """Whether an object is looked at, or written."""
-        return self._opened > self._closed or bool(self.writing)
+        return self._opened > self._closed or bool(self.writing) or bool(self._borrowed)
 
     def retire(self) -> None:
         """Hang up once the last lease has ended: a view is good for as long as it is held."""

@@ -22,12 +22,13 @@ from ._endings import Ending, attempt, forget, when_gone
 if TYPE_CHECKING:
     import numpy
 
-    from ._leases import Store
+    from ._leases import Lease, Store
     from ._shm import Mapping
     from ._store import Stores
 
 LARGE = 256 << 10  # buffers of so many bytes go into a store
 _CROWD = 8 << 20  # what a frame may carry of smaller ones
+_TOLD = 1 << 32  # numbers of segments below this are told to others
 _SMALL = 4 << 10  # with more than that, buffers from here on go too
 
 _Bytes = Any  # numpy.ndarray of bytes
@@ -114,6 +115,10 @@ class Ledger:
         self._sorting = threading.Lock()
         self.ended: list[Ending] = []  # with accounts
         self.given_back: list[tuple[int, int]] = []  # objects and counts, for the head
+        #: A call runs whose reply takes along what was given back of its own arguments: until
+        #: then the head holds those for the call anyway.
+        self.in_leg = False
+        self._pressing = False  # something else was given back
         #: Sends what was given back if that can be done without waiting.
         self.send: Callable[[], None] = _leave_it
 
@@ -132,7 +137,8 @@ class Ledger:
             return  # in a forked child, nothing of it is ours
         while self.ended and attempt(self._sorting, self._sort):
             pass
-        if self.given_back:
+        if self.given_back and (self._pressing or not self.in_leg):
+            self._pressing = False
             self.send()
 
     def _sort(self) -> bool:
@@ -142,6 +148,8 @@ class Ledger:
             forget(ending)
             # No call between the two steps, after which a signal handler could run.
             if account.count:
+                if not account.of_leg:
+                    self._pressing = True
                 self.given_back += [(account.object, account.count)]
                 del self.ended[0]
             elif account.maker is not None and account.object:
@@ -197,10 +205,12 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 class Account:
     """What is to be given back for an object in the end."""
 
-    __slots__ = ("count", "lines", "maker", "object")
+    __slots__ = ("count", "lines", "maker", "object", "of_leg", "segment")
 
     def __init__(self, object: int, maker: Store | None) -> None:
         self.object = object
+        self.segment = 0  # where it lies: of what was made here, and of what was lent
+        self.of_leg = False  # it came with the arguments of a call that runs here
         self.count = 0  # as the head has it
         self.maker = maker  # the store's connection, if it was made here
         self.lines: list[Any] = []  # connections by which the head was told of what was made
@@ -263,16 +273,19 @@ def views(sources: Sequence[Stored]) -> list[memoryview]:
     of the same object share one lease."""
     from . import _shm
 
-    ledgers = {id(source.right.ledger): source.right.ledger for source in sources}
-    leases = {
-        key: ledger.stores.open(
-            [source.right.object for source in sources if source.right.ledger is ledger]
-        )
-        for key, ledger in ledgers.items()
-    }
+    leases: dict[tuple[int, int], Lease] = {}
+    for source in sources:
+        if source.right.account.segment and source.right.account.maker is None:
+            lent = source.right.ledger.stores.borrow(source.right)
+            if lent is not None:
+                leases[id(source.right.ledger), source.right.object] = lent
+    asked = [s.right for s in sources if (id(s.right.ledger), s.right.object) not in leases]
+    for ledger in {id(right.ledger): right.ledger for right in asked}.values():
+        opened = ledger.stores.open([right.object for right in asked if right.ledger is ledger])
+        leases |= {(id(ledger), object): lease for object, lease in opened.items()}
     found = []
     for source in sources:
-        lease = leases[id(source.right.ledger)][source.right.object]
+        lease = leases[id(source.right.ledger), source.right.object]
         if source.offset + source.nbytes > lease.size:
             raise _errors.ProtocolError(
                 f"a reference to {source.nbytes} bytes from {source.offset} on, of an object of "
@@ -297,8 +310,9 @@ def from_buffer(buf: Any) -> Source:
     return Inline(buf)
 
 
-def claim(bufs: Any, ledger: Ledger) -> None:
-    """Take the rights that come with a frame, in the places of its references.
+def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
+    """Take the rights that come with a frame, in the places of its references. With a leg come
+    loans: its objects may be read where they lie for as long as there is a right to them.
 
     It may be done again when it was interrupted: a right counts once it has its place.
     """
@@ -311,6 +325,9 @@ def claim(bufs: Any, ledger: Ledger) -> None:
             right = rights.get(buf.object)
             if right is None:
                 right = rights[buf.object] = Right(ledger, buf.object)
+                if leg:
+                    right.account.of_leg = True
+                    right.account.segment = buf.segment
             bufs[i] = Stored(right, buf.offset, buf.length)
     for right in rights.values():
         right.account.count = 1
@@ -352,7 +369,8 @@ def name(
             told.append(account)
             account.lines.append(line)
             account.count += 1
-        named.append(_wire.Reference(right.object, buf.offset, buf.nbytes, new))
+        segment = account.segment if new and account.segment < _TOLD else 0
+        named.append(_wire.Reference(right.object, buf.offset, buf.nbytes, new, segment))
     return named
 
 

@@ -68,6 +68,15 @@ class Stores:
             leases |= zip(some, self.at(node).open(some), strict=True)
         return leases
 
+    def borrow(self, right: Right) -> Lease | None:
+        """A lease without asking, of what the head has lent; None where the segment is new."""
+        account = right.account
+        for store in self._known.get(account.object >> 48, ()):
+            lease = store.borrow(right, account.object, account.segment)
+            if lease is not None:
+                return lease
+        return None
+
     def retire(self) -> None:
         """Hang up, store by store, as soon as nothing of it is looked at any more."""
         with self._lock:

@@ -89,6 +89,7 @@ class Reference(NamedTuple):
     offset: int
     length: int
     new: bool = False  # its maker names the object for the first time
+    segment: int = 0  # where the object lies, if that is told
 
 
 class Frame(NamedTuple):
@@ -149,7 +150,7 @@ def pack_frame(
     entries: list[int] = []
     for buf in bufs:
         if type(buf) is Reference:
-            view = memoryview(_REFERENCE.pack(*buf[:3], _NEW if buf.new else 0, 0))
+            view = memoryview(_REFERENCE.pack(*buf[:3], _NEW if buf.new else 0, buf.segment))
             entries.append(_REFERENCE_ENTRY)
         else:
             view = memoryview(buf)
@@ -426,12 +427,12 @@ def _total(sizes: Sequence[int]) -> int:
 def _reference(data: memoryview) -> Reference:
     if len(data) != _REFERENCE.size:
         raise ProtocolError(f"a reference of {len(data)} bytes instead of {_REFERENCE.size}")
-    obj, offset, length, flags, _ = _REFERENCE.unpack(data)
+    obj, offset, length, flags, segment = _REFERENCE.unpack(data)
     if not obj:
         raise ProtocolError("a reference that names no object")
     if offset + length >= _MAX_OFFSET:
         raise ProtocolError(f"a reference to {length} bytes from {offset} on, which no object has")
-    return _new(Reference, (obj, offset, length, bool(flags & _NEW)))
+    return _new(Reference, (obj, offset, length, bool(flags & _NEW), segment))
 
 
 # --- hello -------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Serial:
             kind, leg, call, _, _, body, parts = frame
             if kind != _wire.KIND_LEG:
                 continue
+            if parts:
+                line.in_leg(True)
             name = "a method"
             error: BaseException | None = None
             method: Any = None
@@ -81,6 +83,7 @@ class Serial:
             else:
                 flags, body, bufs = host.failure(name, error)
             value = error = None  # what only they name is given back with the reply
+            line.in_leg(False)
             try:
                 if bufs or given_back or len(body) > _wire.JOIN:
                     line.reply(call, flags, body, bufs)
