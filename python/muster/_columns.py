@@ -448,18 +448,36 @@ def joined(pieces: Sequence[tuple[Column, range | Index]]) -> Column:
     return Packed.of(first.kind, first.lib, rows, shape=first.shape, type=first.type)
 
 
+def _copy_rows(jobs: Sequence[tuple[Array, Array]]) -> None:
+    """Copy rows to where they go: with threads where they are many, as most of the time then
+    goes into memory that is touched for the first time."""
+    size = sum(target.nbytes for target, _ in jobs)
+    if size < _shm.PARALLEL or not all(source.flags.c_contiguous for _, source in jobs):
+        for target, source in jobs:
+            target[...] = source
+        return
+    _shm.copy_all(
+        [
+            (target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8))
+            for target, source in jobs
+        ]
+    )
+
+
 def _gathered(pieces: Sequence[tuple[Any, range | Index]]) -> Array:
     first: Fixed = pieces[0][0]
     total = sum(len(rows) for _, rows in pieces)
     out: Array = np.ndarray((total, *first.shape), first.data.dtype)
     if total > 4 * len(pieces):
         at = 0
+        jobs = []
         for column, rows in pieces:
             target, at = out[at : at + len(rows)], at + len(rows)
             if isinstance(rows, range):
-                target[...] = column.data[rows.start : rows.stop]
+                jobs.append((target, column.data[rows.start : rows.stop]))
             else:  # "clip" spares a second copy; bounds are checked where rows are chosen
                 np.take(column.data, rows, axis=0, out=target, mode="clip")
+        _copy_rows(jobs)
         return out
     # Very many short pieces: all of one column at once.
     wanted: dict[int, tuple[Any, list[Any], list[Any]]] = {}
