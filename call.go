@@ -10,7 +10,6 @@ import (
 
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/value"
-	"github.com/muster-rl/muster/wire"
 )
 
 // How a route picks ranks, and its flags: docs/wire.md.
@@ -46,12 +45,14 @@ func Call[T any](ctx context.Context, to Target, method string, args ...any) (T,
 	if err == nil {
 		err = to.target().about(method, raw.Decode(&result))
 	}
+	raw.Release() // the result has its own right to what it needs
 	return result, err
 }
 
 // Do calls a method and waits for its end; what it returns is not looked at.
 func Do(ctx context.Context, to Target, method string, args ...any) error {
-	_, err := wait(ctx, to.target(), method, args)
+	raw, err := wait(ctx, to.target(), method, args)
+	raw.Release()
 	return err
 }
 
@@ -167,11 +168,13 @@ func (t target) start(ctx context.Context, name string, args []any, flags uint8,
 			return nil, t.about(name, err)
 		}
 	}
-	body, err := t.encode(ctx, name, args, kwargs, flags)
+	payload := value.NewMessage(conn.link)
+	route, err := t.encode(ctx, name, args, kwargs, flags, payload)
 	if err != nil {
+		payload.Release()
 		return nil, t.about(name, err)
 	}
-	return conn.send(ctx, body, ranks)
+	return conn.send(ctx, route, payload, ranks)
 }
 
 // futureArg is a *Future of any type.
@@ -212,22 +215,25 @@ func placeFutures(c *conn, args []any, kwargs Kwargs) (placed []any, named Kwarg
 	return placed, named, err
 }
 
-// encode makes the body of a Call frame, [route, payload].
-func (t target) encode(ctx context.Context, method string, args []any, kwargs Kwargs, flags uint8) (wire.Value, error) {
+// encode makes the body of a Call frame, [route, payload]: it returns what comes
+// before the payload.
+func (t target) encode(ctx context.Context, method string, args []any, kwargs Kwargs, flags uint8, payload *value.Message) ([]byte, error) {
 	for _, arg := range args {
 		if err := t.checkPerRank(arg); err != nil {
-			return wire.Value{}, err
+			return nil, err
 		}
 	}
-	var payload wire.Value
-	marked, err := value.AppendPayload(&payload, args, kwargs)
+	marked, err := payload.AppendPayload(args, kwargs)
+	if err == nil {
+		err = payload.Settle("arguments of " + t.title(method))
+	}
 	if err != nil {
-		return payload, err
+		return nil, err
 	}
 	if marked {
 		flags |= routeMarked
 	}
-	head := append(make([]byte, 0, len(payload.Raw)+len(method)+48), 0x92, 0x97)
+	head := append(make([]byte, 0, len(method)+48), 0x92, 0x97)
 	head = msgp.AppendUint32(head, t.cluster.info.Number)
 	head = msgp.AppendString(head, method)
 	head = msgp.AppendUint8(head, t.how)
@@ -238,8 +244,7 @@ func (t target) encode(ctx context.Context, method string, args []any, kwargs Kw
 	}
 	head = msgp.AppendUint64(head, milliseconds(ctx))
 	head = msgp.AppendUint64(head, parentOf(ctx))
-	head = msgp.AppendUint8(head, flags)
-	return wire.Value{Raw: append(head, payload.Raw...), Bufs: payload.Bufs}, nil
+	return msgp.AppendUint8(head, flags), nil
 }
 
 func (t target) checkPerRank(arg any) error {
@@ -280,8 +285,6 @@ func parentOf(ctx context.Context) uint64 {
 	number, _ := ctx.Value(parentKey{}).(uint64)
 	return number
 }
-
-func rawOf(f wire.Frame) Raw { return value.RawOf(f.Body, f.Bufs) }
 
 // String is for people: "actor", "all of actor", "rank 3 of actor".
 func (t target) String() string {

@@ -7,7 +7,9 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/muster-rl/muster/object"
 	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/value"
 	"github.com/muster-rl/muster/wire"
 )
 
@@ -18,6 +20,7 @@ const maxUnsent = 64 << 20
 type conn struct {
 	wire  *wire.Conn
 	asker *wire.Asker
+	link  *object.Link  // set with the head's welcome
 	over  chan struct{} // closed when the reader has ended and all was failed
 
 	mu      sync.Mutex
@@ -33,6 +36,7 @@ type conn struct {
 type call struct {
 	replies []*reply
 	left    int
+	sent    *value.Message // which keeps the objects of the arguments
 }
 
 // reply is one answer to come.
@@ -75,13 +79,14 @@ func (c *conn) answer(f wire.Frame) {
 		err = failed(wire.ReadError(f.Body))
 	} else {
 		f.Keep()
-		raw = rawOf(f)
+		raw = value.RawOf(f.Body, f.Bufs, c.link.Arrived(f.Bufs))
 	}
 	c.mu.Lock()
 	c.answers++
 	made := c.calls[f.ID]
 	if made == nil {
 		c.mu.Unlock()
+		raw.Release()
 		return
 	}
 	var ended []*reply
@@ -93,7 +98,8 @@ func (c *conn) answer(f wire.Frame) {
 			ended = append(ended, r)
 		}
 	}
-	if made.left -= len(ended); made.left == 0 {
+	over := made.left == len(ended)
+	if made.left -= len(ended); over {
 		delete(c.calls, f.ID)
 	}
 	c.mu.Unlock()
@@ -101,6 +107,11 @@ func (c *conn) answer(f wire.Frame) {
 		if r.stop != nil {
 			r.stop()
 		}
+	}
+	if over {
+		// Not before: the objects may have come by another connection of ours, on
+		// which they would be given back before the head has read the call.
+		made.sent.Release()
 	}
 }
 
@@ -121,6 +132,7 @@ func (c *conn) fail(err *spec.Error) {
 	c.err = failed(err)
 	var ended []*reply
 	for _, made := range c.calls {
+		made.sent.Release()
 		for _, r := range made.replies {
 			if !r.ended() {
 				r.err = c.err
@@ -155,13 +167,15 @@ func (c *conn) freeze() (release func()) {
 	}
 }
 
-// send sends a call whose answers are replies to the given ranks; {-1}: one to
-// the whole call. The replies' contexts are watched from then on.
-func (c *conn) send(ctx context.Context, body wire.Value, ranks []int) ([]*reply, error) {
-	made := &call{left: len(ranks)}
+// send sends a call, whose body is [route, payload] and whose answers are replies
+// to the given ranks; {-1}: one to the whole call. The replies' contexts are
+// watched from then on, and the payload is released with the last reply.
+func (c *conn) send(ctx context.Context, route []byte, payload *value.Message, ranks []int) ([]*reply, error) {
+	made := &call{left: len(ranks), sent: payload}
 	c.mu.Lock()
 	if c.err != nil {
 		defer c.mu.Unlock()
+		payload.Release()
 		return nil, c.err
 	}
 	c.next++
@@ -175,7 +189,9 @@ func (c *conn) send(ctx context.Context, body wire.Value, ranks []int) ([]*reply
 		ack = c.ackAt
 	}
 	// Under the lock, so that acknowledgements reach the head in order.
-	c.wire.Queue(wire.Header{Kind: wire.KindCall, ID: id, Ack: ack}, nil, body.Raw, body.Bufs)
+	payload.Send(func() {
+		c.wire.Queue(wire.Header{Kind: wire.KindCall, ID: id, Ack: ack}, route, payload.Raw, payload.Bufs)
+	})
 	if ctx.Done() != nil {
 		made.replies[0].stop = context.AfterFunc(ctx, func() {
 			// At a deadline the head answers by itself, with stacks.

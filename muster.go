@@ -28,8 +28,23 @@
 // # Values
 //
 // Results are read into the type asked for; package value has the table. Large
-// []byte and array data are sent without a copy, so leave them alone until the
+// []byte and array data may be sent without a copy, so leave them alone until the
 // call is answered.
+//
+// # Batches
+//
+// A [Batch] is rows of named columns in shared memory, as Arrow lays them out.
+// [NewBatch] makes one of a record; as an argument it is cut by rows, and what
+// travels is a handle, never the rows. A result that is a batch is read as a
+// *Batch:
+//
+//	b, err := muster.NewBatch(record, map[string]any{"step": 3})
+//	out, err := muster.Call[*muster.Batch](ctx, actor, "generate", b)
+//	scored, err := muster.Call[*muster.Batch](ctx, reward, "score", out)
+//	record, err := scored.Record()
+//
+// Release batches and records that are no longer needed. The collector does so
+// too, but later, and the store holds the rows until then.
 //
 // # Errors
 //
@@ -37,8 +52,9 @@
 // their kind, and errors.Is finds context.DeadlineExceeded and context.Canceled
 // in those that a context caused.
 //
-// Everything here may be used concurrently. The package imports value, wire,
-// spec and session. It never decides what goes where; that is the head's.
+// Everything here may be used concurrently. The package imports value, column,
+// object, wire, spec and session. It never decides what goes where; that is the
+// head's.
 package muster
 
 import (
@@ -46,6 +62,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/apache/arrow-go/v18/arrow"
+
+	"github.com/muster-rl/muster/column"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/value"
 )
@@ -65,6 +84,10 @@ type (
 
 	// Raw is a value that is passed on undecoded.
 	Raw = value.Raw
+	// Batch is rows of named columns in shared memory.
+	Batch = value.Batch
+	// Tensor is a column of rows of one shape.
+	Tensor = column.TensorArray
 	// Array is a numpy array or a torch tensor on the CPU.
 	Array = value.Array
 	// Range is Python's range.
@@ -116,6 +139,24 @@ func PerRank[T any](values []T) Mark { return value.PerRank(values) }
 
 // Broadcast gives every rank all of x, whatever the method's mode.
 func Broadcast(x any) Mark { return value.Broadcast(x) }
+
+// NewBatch makes a batch of a record, each of whose columns is one of the batch,
+// and of a dict that goes along, which may be nil. Package column has what
+// columns can be. The batch keeps the record until it is first sent: then its
+// rows are copied to shared memory.
+func NewBatch(record arrow.RecordBatch, meta map[string]any) (*Batch, error) {
+	return value.NewBatch(record, meta)
+}
+
+// Concat puts the rows of batches of the same columns one after another, without
+// touching them.
+func Concat(batches ...*Batch) (*Batch, error) { return value.Concat(batches...) }
+
+// NewTensor makes rows of one shape of their elements, in C order: a column of
+// more than one dimension.
+func NewTensor(elements arrow.Array, shape ...int) (*Tensor, error) {
+	return column.NewTensor(elements, shape...)
+}
 
 // ArrayOf makes a numpy array of elements; without a shape it has one dimension.
 func ArrayOf[T value.Element](elements []T, shape ...int) Array {

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/muster-rl/muster/object"
 	"github.com/muster-rl/muster/session"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -53,8 +54,10 @@ type Progress = wire.Progress
 // Session is a connection to a head, and all that was made through it.
 type Session struct {
 	conn    *conn
-	head    *headProcess // nil where it is not ours
-	events  *events      // nil inside workers
+	head    *headProcess   // nil where it is not ours
+	events  *events        // nil inside workers
+	stores  *object.Stores // of the head
+	shared  bool           // the stores are the worker's that this is in
 	options Options
 
 	mu          sync.Mutex
@@ -129,7 +132,7 @@ func attach(ctx context.Context, options Options) (*Session, error) {
 	if err != nil {
 		return nil, spec.Errorf(CodeHeadLost, "no head at %q: its token cannot be read: %v", options.Address, err)
 	}
-	s, err := dial(ctx, options, socket, wire.Hello{
+	s, err := dial(ctx, options, socket, nil, wire.Hello{
 		Role: wire.RoleController, Token: strings.TrimSpace(string(token)), Runtime: ownRuntime(),
 	})
 	if err != nil {
@@ -155,23 +158,26 @@ func findSocket(address string) string {
 	return address
 }
 
-// InWorker attaches from inside a worker, with the worker's own token. Package
-// worker calls it; others use Start.
-func InWorker(ctx context.Context, address, token string, number uint32) (*Session, error) {
+// InWorker attaches from inside a worker, with the worker's own token and its
+// way to the stores. Package worker calls it; others use Start.
+func InWorker(ctx context.Context, address, token string, number uint32, stores *object.Stores) (*Session, error) {
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
-	return dial(ctx, Options{Log: io.Discard}, address, wire.Hello{
+	return dial(ctx, Options{Log: io.Discard}, address, stores, wire.Hello{
 		Role: wire.RoleController, Token: token, Worker: number, Runtime: ownRuntime(),
 	})
 }
 
-func dial(ctx context.Context, options Options, socket string, hello wire.Hello) (*Session, error) {
+// dial joins the head at a socket. stores are what this process has of the same
+// head already, if anything.
+func dial(ctx context.Context, options Options, socket string, stores *object.Stores, hello wire.Hello) (*Session, error) {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
 		return nil, spec.Errorf(CodeHeadLost, "no head answers at %s: %v. Is it still running?", socket, err)
 	}
 	s := newSession(nc, options)
+	s.stores, s.shared = stores, stores != nil
 	if _, err := s.join(ctx, hello); err != nil {
 		_ = nc.Close()
 		return nil, failed(err)
@@ -197,6 +203,10 @@ func (s *Session) join(ctx context.Context, hello wire.Hello) (wire.Welcome, err
 	if !stop() && ctx.Err() != nil {
 		return welcome, fmt.Errorf("no welcome from the head: %w", context.Cause(ctx))
 	}
+	if s.stores == nil {
+		s.stores = object.NewStores(welcome)
+	}
+	s.conn.link = object.NewLink(s.conn.wire, s.stores)
 	return welcome, err
 }
 
@@ -232,6 +242,9 @@ func (s *Session) Close() error {
 			s.err = nil // who wanted something of it was told; now it is gone as it should
 		}
 		_ = s.conn.wire.Close()
+		if !s.shared {
+			s.stores.Close()
+		}
 		if s.head != nil {
 			s.head.end(exitWait)
 		}

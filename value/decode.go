@@ -7,33 +7,30 @@ import (
 	"math/big"
 	"reflect"
 
+	"github.com/muster-rl/muster/object"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
 
-// Decode reads the one value of raw, whose frame has bufs, into what into
-// points to. Large bytes and the data of arrays are the buffers themselves, not
-// copies; all else is copied.
-func Decode(raw []byte, bufs []wire.Buf, into any) error {
+// Decode reads the one value of raw, whose frame has bufs and names no objects,
+// into what into points to. Large bytes and the data of arrays are the buffers
+// themselves, not copies; all else is copied.
+func Decode(raw []byte, bufs []wire.Buf, into any) error { return RawOf(raw, bufs, nil).Decode(into) }
+
+// pointed is what a value is read into.
+func pointed(into any) (reflect.Value, error) {
 	target := reflect.ValueOf(into)
 	if target.Kind() != reflect.Pointer || target.IsNil() {
-		return spec.Errorf(spec.CodeType, "a value is read into a pointer, not into a %T", into)
+		return target, spec.Errorf(spec.CodeType, "a value is read into a pointer, not into a %T", into)
 	}
-	return DecodeInto(raw, bufs, target.Elem())
-}
-
-// DecodeInto is Decode for a settable reflect.Value.
-func DecodeInto(raw []byte, bufs []wire.Buf, target reflect.Value) error {
-	d := decoder{bufs: bufs}
-	rest, err := d.value(raw, target)
-	if err == nil && len(rest) > 0 {
-		err = spec.Errorf(spec.CodeProtocol, "a malformed value: %d bytes follow its end", len(rest))
-	}
-	return explain(err, "cannot be read into "+target.Type().String())
+	return target.Elem(), nil
 }
 
 type decoder struct {
 	bufs    []wire.Buf
+	held    *object.Set // the objects that bufs name
+	mapped  map[uint64]*object.Mapped
+	batches []*Batch // that were read
 	records records
 	depth   int
 }
@@ -49,9 +46,8 @@ func (d *decoder) value(b []byte, v reflect.Value) ([]byte, error) {
 		if err != nil {
 			return b, err
 		}
-		var own wire.Value
-		err = own.Append(b[:len(b)-len(rest)], d.bufs)
-		v.Set(reflect.ValueOf(Raw{own}))
+		own, err := d.raw(b[:len(b)-len(rest)])
+		v.Set(reflect.ValueOf(own))
 		return rest, err
 	}
 	it, rest, err := next(b)
@@ -89,6 +85,8 @@ func (d *decoder) item(it item, rest []byte, v reflect.Value) ([]byte, error) {
 	switch v.Type() {
 	case typeArray, typeRange, typeBig:
 		return rest, d.special(it, v)
+	case typeBatch:
+		return rest, misfitf("a %s cannot be read into a Batch, which is not copied: use *Batch", it.name)
 	case typeNothing:
 		if it.kind == isNil {
 			return rest, nil
@@ -99,6 +97,13 @@ func (d *decoder) item(it item, rest []byte, v reflect.Value) ([]byte, error) {
 		if it.kind == isNil {
 			v.SetZero()
 			return rest, nil
+		}
+		if v.Type().Elem() == typeBatch {
+			b, err := d.batch(it)
+			if err == nil {
+				v.Set(reflect.ValueOf(b))
+			}
+			return rest, err
 		}
 		if v.IsNil() {
 			v.Set(reflect.New(v.Type().Elem()))
@@ -249,21 +254,6 @@ func readRange(data []byte) (Range, error) {
 		err = short()
 	}
 	return Range{n[0], n[1], n[2]}, err
-}
-
-// buffer is the one buffer that an extension names, and the rest of its inside.
-func (d *decoder) buffer(it item) (buf, rest []byte, err error) {
-	if len(it.data) < 8 {
-		return nil, nil, short()
-	}
-	first := uint64(it.data[0]) | uint64(it.data[1])<<8 | uint64(it.data[2])<<16 | uint64(it.data[3])<<24
-	if first >= uint64(len(d.bufs)) {
-		return nil, nil, spec.Errorf(spec.CodeProtocol, "a malformed value: it names buffer %d of a frame that has %d", first, len(d.bufs))
-	}
-	if d.bufs[first].Object != 0 {
-		return nil, nil, spec.Errorf(spec.CodeInternal, "a value whose bytes are in a store, and were not fetched")
-	}
-	return d.bufs[first].Data, it.data[8:], nil
 }
 
 func (d *decoder) array(it item) (Array, error) {
@@ -560,6 +550,8 @@ func (d *decoder) freeExtension(it item) (any, error) {
 		return d.array(it)
 	case extBytes:
 		return d.bytes(it)
+	case extBatch:
+		return d.batch(it)
 	}
 	return nil, misfitf("a %s (extension %d of the wire), which this release does not read", it.name, it.code)
 }

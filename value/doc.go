@@ -16,6 +16,7 @@
 //	range                       Range            Range, slices
 //	numpy.ndarray, CPU tensor   Array            Array; one dimension: slices
 //	numpy scalar                the number       numbers
+//	Batch                       *Batch           *Batch
 //	anything else (pickled)     an error         Raw, to pass it on
 //
 // The other way, slices and arrays become lists (nil ones empty lists), maps and
@@ -27,5 +28,14 @@
 // only by a registry of the whole process, cannot read one into a slice (a tuple
 // into []int), and do not see the buffers of a frame.
 //
-// The package imports wire and spec. It does no I/O and keeps no state.
+// # Batches and large buffers
+//
+// A Batch is a handle: its rows lie in objects of stores, as package column lays
+// them out, and package batch cuts and joins handles. Rows are read when Record
+// is called, and written when a batch that was made here is first sent. Buffers
+// of 256 KiB and more are put into the store when a Message is settled, and are
+// copied from there when they are read.
+//
+// The package imports column, batch, object, wire and spec. It reaches stores
+// through package object alone, and keeps no state but what its values hold.
 package value

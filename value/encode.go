@@ -18,25 +18,26 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-// Append appends a value to dst. Large []byte and the Data of arrays are not
-// copied: they must not change until they are sent. After an error dst is what
-// it was.
+// Append appends a value to dst that names no object in a store. Large []byte
+// and the Data of arrays are not copied: they must not change until they are
+// sent. After an error dst is what it was.
 func Append(dst *wire.Value, v any) error {
-	return appendWith(dst, func(e *encoder) error { return e.any(v) })
-}
-
-func appendWith(dst *wire.Value, encode func(*encoder) error) error {
-	raw, bufs := len(dst.Raw), len(dst.Bufs)
-	if err := encode(&encoder{out: dst}); err != nil {
-		clear(dst.Bufs[bufs:])
-		dst.Raw, dst.Bufs = dst.Raw[:raw], dst.Bufs[:bufs]
-		return explain(err, "cannot be sent")
+	m := NewMessage(nil)
+	m.Value = *dst
+	defer m.Release()
+	if err := m.Append(v); err != nil {
+		return err
 	}
+	if wire.HasRefs(m.Bufs) {
+		return spec.Errorf(spec.CodeEncoding, "a value whose bytes are in a store, which only arguments and results of calls can be")
+	}
+	*dst = m.Value
 	return nil
 }
 
 type encoder struct {
 	out     *wire.Value
+	message *Message
 	records records
 	depth   int
 }
@@ -69,6 +70,12 @@ func (e *encoder) any(v any) error {
 		for _, f := range v {
 			out.Raw = msgp.AppendFloat64(out.Raw, f)
 		}
+	case *Batch:
+		if v == nil {
+			out.Raw = msgp.AppendNil(out.Raw)
+			return nil
+		}
+		return e.batch(v)
 	case []string:
 		out.Array(len(v))
 		for i, s := range v {
@@ -119,10 +126,33 @@ func (e *encoder) bytes(b []byte) {
 }
 
 func (e *encoder) buffered(code int8, meta, data []byte) {
-	body := binary.LittleEndian.AppendUint32(nil, uint32(len(e.out.Bufs))) //nolint:gosec // CheckSize bounds it
-	body = binary.LittleEndian.AppendUint32(body, 1)
-	e.extension(code, append(body, meta...))
+	e.extension(code, append(appendBuffers(nil, len(e.out.Bufs), 1), meta...))
 	e.out.Bufs = append(e.out.Bufs, wire.Buf{Data: data})
+}
+
+// appendBuffers appends which buffers are an extension's.
+func appendBuffers(dst []byte, first, n int) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(first)) //nolint:gosec // CheckSize bounds it
+	return binary.LittleEndian.AppendUint32(dst, uint32(n))    //nolint:gosec // CheckSize bounds it
+}
+
+// raw passes a value on as it came.
+func (e *encoder) raw(r Raw) error {
+	if len(r.value.Raw) == 0 {
+		e.out.Raw = msgp.AppendNil(e.out.Raw)
+		return nil
+	}
+	bufs := r.value.Bufs
+	if wire.HasRefs(bufs) {
+		bufs = slices.Clone(bufs)
+		for i := range bufs {
+			var err error
+			if bufs[i], err = e.message.pass(bufs[i], r.held); err != nil {
+				return err
+			}
+		}
+	}
+	return e.out.Append(r.value.Raw, bufs)
 }
 
 func (e *encoder) extension(code int8, body []byte) {
@@ -163,12 +193,7 @@ func (e *encoder) reflected(v reflect.Value) error {
 	defer func() { e.depth-- }()
 	switch v.Type() {
 	case typeRaw:
-		r := v.Interface().(Raw)
-		if len(r.value.Raw) == 0 {
-			e.out.Raw = msgp.AppendNil(e.out.Raw)
-			return nil
-		}
-		return e.out.Append(r.value.Raw, r.value.Bufs)
+		return e.raw(v.Interface().(Raw))
 	case typeArray:
 		return e.array(v.Interface().(Array))
 	case typeRange:
@@ -198,6 +223,8 @@ func (e *encoder) marked(v reflect.Value) (done bool, err error) {
 		return false, nil
 	}
 	switch m := v.Interface().(type) {
+	case *Batch:
+		return true, e.batch(m)
 	case Mark, Kwargs:
 		return true, misfitf("a %T inside a value: it has to be an argument of the call itself", m)
 	case encoding.TextMarshaler:

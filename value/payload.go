@@ -3,14 +3,9 @@ package value
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"reflect"
-	"slices"
-
-	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster/spec"
-	"github.com/muster-rl/muster/wire"
 )
 
 // Mark is an argument that says itself how it goes to the ranks. It is made by
@@ -50,54 +45,30 @@ func Split(args []any) ([]any, Kwargs) {
 	return args, nil
 }
 
-// AppendPayload appends the arguments of a call and says whether there are
-// marks among them.
-func AppendPayload(dst *wire.Value, args []any, kwargs Kwargs) (marked bool, err error) {
-	dst.Array(2)
-	dst.Array(len(args))
-	for i, arg := range args {
-		is, err := appendArg(dst, arg)
-		if err != nil {
-			return false, about(err, fmt.Sprintf("argument %d", i))
-		}
-		marked = marked || is
-	}
-	dst.Raw = msgp.AppendMapHeader(dst.Raw, uint32(len(kwargs))) //nolint:gosec // arguments
-	for _, name := range slices.Sorted(maps.Keys(kwargs)) {
-		dst.Raw = msgp.AppendString(dst.Raw, name)
-		is, err := appendArg(dst, kwargs[name])
-		if err != nil {
-			return false, about(err, fmt.Sprintf("argument %q", name))
-		}
-		marked = marked || is
-	}
-	return marked, wire.CheckSize(wire.Size(nil, dst.Raw, dst.Bufs), len(dst.Bufs))
-}
-
 func about(err error, what string) error {
 	e := *spec.AsError(err)
 	e.Message = what + ": " + e.Message
 	return &e
 }
 
-func appendArg(dst *wire.Value, arg any) (bool, error) {
-	m, ok := arg.(Mark)
+func (m *Message) appendArg(arg any) (bool, error) {
+	mark, ok := arg.(Mark)
 	if !ok {
-		return false, Append(dst, arg)
+		return false, m.Append(arg)
 	}
-	switch m.code {
+	switch mark.code {
 	case extFuture:
-		return true, appendWith(dst, func(e *encoder) error {
-			e.extension(extFuture, m.value.([]byte))
+		return true, m.appendWith(func(e *encoder) error {
+			e.extension(extFuture, mark.value.([]byte))
 			return nil
 		})
 	case extPerRank:
-		return true, appendWith(dst, func(e *encoder) error {
-			return e.wrapped(extPerRank, func() error { return e.elements(reflect.ValueOf(m.value)) })
+		return true, m.appendWith(func(e *encoder) error {
+			return e.wrapped(extPerRank, func() error { return e.elements(reflect.ValueOf(mark.value)) })
 		})
 	case extBroadcast:
-		return true, appendWith(dst, func(e *encoder) error {
-			return e.wrapped(extBroadcast, func() error { return e.any(m.value) })
+		return true, m.appendWith(func(e *encoder) error {
+			return e.wrapped(extBroadcast, func() error { return e.any(mark.value) })
 		})
 	}
 	return false, spec.Errorf(spec.CodeInvalid, "an empty Mark; use PerRank or Broadcast")

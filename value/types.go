@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-rl/muster/object"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -29,6 +30,7 @@ const (
 	extPickle    = 33
 	extBytes     = 34
 	extTensor    = 35
+	extBatch     = 36
 )
 
 // outOfBand is from which size on bytes are a buffer of the frame.
@@ -37,19 +39,31 @@ const outOfBand = 256 << 10
 // Raw is a value that is passed on as it came. The zero Raw is None.
 type Raw struct {
 	value wire.Value
+	held  *object.Set // the objects that it names
 }
 
-// RawOf is the value that raw encodes, with the buffers of its frame. It keeps
-// both, so they must not change any more.
-func RawOf(raw []byte, bufs []wire.Buf) Raw { return Raw{wire.Value{Raw: raw, Bufs: bufs}} }
+// RawOf is the value that raw encodes, with the buffers of its frame, whose
+// objects are in held. It keeps all three, so they must not change any more.
+func RawOf(raw []byte, bufs []wire.Buf, held *object.Set) Raw {
+	return Raw{wire.Value{Raw: raw, Bufs: bufs}, held}
+}
 
 // Decode reads the value into what into points to.
 func (r Raw) Decode(into any) error {
-	if len(r.value.Raw) == 0 {
-		return Decode([]byte{0xc0}, nil, into)
+	target, err := pointed(into)
+	if err != nil {
+		return err
 	}
-	return Decode(r.value.Raw, r.value.Bufs, into)
+	if len(r.value.Raw) == 0 {
+		r.value.Raw = []byte{0xc0}
+	}
+	in := Incoming{held: r.held}
+	return in.DecodeInto(r.value.Raw, r.value.Bufs, target)
 }
+
+// Release gives back what the value names in stores; the collector does so too,
+// later. It cannot be decoded or passed on any more where it needs that.
+func (r Raw) Release() { r.held.Release() }
 
 // Type is what the value's type is called in Python.
 func (r Raw) Type() string {
@@ -162,6 +176,7 @@ var (
 	typeArray   = reflect.TypeFor[Array]()
 	typeRange   = reflect.TypeFor[Range]()
 	typeBig     = reflect.TypeFor[big.Int]()
+	typeBatch   = reflect.TypeFor[Batch]()
 	typeNothing = reflect.TypeFor[struct{}]()
 )
 

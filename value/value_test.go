@@ -212,8 +212,8 @@ func TestRefusals(t *testing.T) {
 }
 
 func TestPayloads(t *testing.T) {
-	var out wire.Value
-	marked, err := AppendPayload(&out, []any{PerRank([]int{1, 2}), Broadcast([]string{"a"}), FutureOf(7, -1), 5}, Kwargs{"k": PerRank([]byte{1})})
+	out := NewMessage(nil)
+	marked, err := out.AppendPayload([]any{PerRank([]int{1, 2}), Broadcast([]string{"a"}), FutureOf(7, -1), 5}, Kwargs{"k": PerRank([]byte{1})})
 	if err != nil || !marked {
 		t.Fatal(marked, err)
 	}

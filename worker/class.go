@@ -24,6 +24,11 @@ const (
 	DPCollectAll Mode = "DP_MP_COMPUTE_COLLECT_ALL"
 )
 
+// Batch is rows of named columns in shared memory. Those that come as arguments
+// are released when the method returns, and those that it returns when they are
+// sent: what is to stay has to be a Clone, or a Slice.
+type Batch = value.Batch
+
 // Class is what a worker offers: its methods by name.
 type Class struct {
 	name        string

@@ -66,19 +66,20 @@ func TestInvoke(t *testing.T) {
 	if c.err != nil {
 		t.Fatal(c.err)
 	}
-	h := newHost(c, &Info{Worker: "c-0"}, nil, 1)
+	h := newHost(c, &Info{Worker: "c-0"}, nil, nil, 1)
 	call := func(name string, args ...any) (any, *spec.Error) {
 		t.Helper()
 		args, kwargs := value.Split(args)
-		var body wire.Value
-		if _, err := value.AppendPayload(&body, args, kwargs); err != nil {
+		body := value.NewMessage(nil)
+		if _, err := body.AppendPayload(args, kwargs); err != nil {
 			t.Fatal(err)
 		}
 		payload, err := wire.ParsePayload(body.Raw, body.Bufs)
 		if err != nil {
 			t.Fatal(err)
 		}
-		flags, out := h.run(t.Context(), name, payload, false)
+		out := value.NewMessage(nil)
+		flags := h.run(t.Context(), &leg{method: name, payload: payload, in: value.NewIncoming(nil)}, out)
 		if flags&wire.FlagError != 0 {
 			return nil, wire.ReadError(out.Raw)
 		}
@@ -119,11 +120,11 @@ func TestInvoke(t *testing.T) {
 func TestStacksTellMethodsFirst(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
 	c := NewClass("C").Method("wait", func() { close(begun); <-end })
-	h := newHost(c, &Info{Worker: "c-0"}, nil, 1)
+	h := newHost(c, &Info{Worker: "c-0"}, nil, nil, 1)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_, _ = h.run(t.Context(), "wait", wire.Payload{}, false)
+		_ = h.run(t.Context(), &leg{method: "wait", in: value.NewIncoming(nil)}, value.NewMessage(nil))
 	}()
 	<-begun
 	text := stacks()

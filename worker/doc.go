@@ -14,6 +14,22 @@
 // A cluster of it is ClusterConfig{Command: []string{"./verifier"}} in Go and
 // Cluster(worker_cls="exec:./verifier") in Python.
 //
+// # Batches
+//
+// A method may take and return a *[Batch]. In a mode that cuts rows each rank
+// gets its share, as a handle; Record maps the rows. Arguments are released when
+// the method returns, and its result when it is sent.
+//
+//	func score(ctx context.Context, b *worker.Batch) (*worker.Batch, error) {
+//		record, err := b.Record()
+//		if err != nil {
+//			return nil, err
+//		}
+//		defer record.Release()
+//		…
+//		return muster.NewBatch(rewards, nil)
+//	}
+//
 // # Life
 //
 //	started   by an agent, which tells over descriptor 3 what it is to be
@@ -29,5 +45,6 @@
 // deadline the stacks of all goroutines are told, those of methods first.
 //
 // The package imports the controller's (a worker may call other clusters),
-// value, wire, dispatch, process and spec. It never decides what is called.
+// value, object, wire, dispatch, process and spec. It never decides what is
+// called.
 package worker

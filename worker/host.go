@@ -13,7 +13,9 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster"
+	"github.com/muster-rl/muster/object"
 	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/value"
 	"github.com/muster-rl/muster/wire"
 )
 
@@ -22,6 +24,7 @@ import (
 type host struct {
 	class *Class
 	info  *Info
+	link  *object.Link
 	conn  *wire.Conn
 	limit int
 
@@ -43,11 +46,12 @@ type leg struct {
 	mute    bool
 	method  string
 	payload wire.Payload
+	in      *value.Incoming
 	broken  error
 }
 
-func newHost(class *Class, info *Info, conn *wire.Conn, limit int) *host {
-	h := &host{class: class, info: info, conn: conn, limit: limit, running: map[uint64]context.CancelFunc{}, doomed: map[uint64]bool{}}
+func newHost(class *Class, info *Info, link *object.Link, conn *wire.Conn, limit int) *host {
+	h := &host{class: class, info: info, link: link, conn: conn, limit: limit, running: map[uint64]context.CancelFunc{}, doomed: map[uint64]bool{}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
 }
@@ -66,7 +70,7 @@ func (h *host) serve() error {
 		if f.Kind != wire.KindLeg {
 			continue
 		}
-		l := readLeg(f)
+		l := h.readLeg(f)
 		if h.limit == 1 {
 			h.one(l)
 			continue
@@ -98,9 +102,9 @@ func (h *host) work() {
 }
 
 // readLeg takes [method, parent, payload] apart; what it returns is its own.
-func readLeg(f wire.Frame) leg {
+func (h *host) readLeg(f wire.Frame) leg {
 	f.Keep()
-	l := leg{id: f.ID, mute: f.Flags&wire.FlagMute != 0}
+	l := leg{id: f.ID, mute: f.Flags&wire.FlagMute != 0, in: value.NewIncoming(h.link.Arrived(f.Bufs))}
 	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
 	if err == nil && n != 3 {
 		err = fmt.Errorf("%d parts instead of 3", n)
@@ -136,14 +140,18 @@ func (h *host) one(l leg) {
 	if cancelled {
 		l.broken = spec.Errorf(spec.CodeCancelled, "the call was cancelled before %s began it", h.info.Worker)
 	}
-	var flags wire.Flags
-	var out wire.Value
+	out := value.NewMessage(h.link)
+	flags := wire.FlagError
 	if l.broken != nil {
-		flags, out.Raw = wire.FlagError, wire.AppendError(nil, spec.AsError(l.broken))
+		out.Raw = wire.AppendError(nil, spec.AsError(l.broken))
 	} else {
-		flags, out = h.run(ctx, l.method, l.payload, l.mute)
+		flags = h.run(ctx, &l, out)
 	}
-	h.conn.Queue(wire.Header{Kind: wire.KindResult, Flags: flags, ID: l.id}, nil, out.Raw, out.Bufs)
+	out.Send(func() {
+		h.conn.Queue(wire.Header{Kind: wire.KindResult, Flags: flags, ID: l.id}, nil, out.Raw, out.Bufs)
+	})
+	l.in.Release()
+	out.ReleaseBatches()
 	h.mu.Lock()
 	delete(h.running, l.id)
 	if h.leaving != nil && len(h.running) == 0 {

@@ -15,6 +15,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster"
+	"github.com/muster-rl/muster/object"
 	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/value"
@@ -47,6 +48,7 @@ type Info struct {
 type calling struct {
 	address, token string
 	number         uint32
+	stores         *object.Stores
 
 	mu      sync.Mutex
 	session *muster.Session
@@ -63,7 +65,7 @@ func (i Info) Session(ctx context.Context) (*muster.Session, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.session == nil {
-		s, err := muster.InWorker(ctx, c.address, c.token, c.number)
+		s, err := muster.InWorker(ctx, c.address, c.token, c.number, c.stores)
 		if err != nil {
 			return nil, err
 		}
@@ -112,17 +114,18 @@ func run(create func(Info) (*Class, error)) error {
 	_ = os.WriteFile("/proc/self/comm", []byte("muster worker"), 0) // for those who look; nothing hangs on it
 
 	var current atomic.Pointer[host]
-	line, err := join(o.setup.ControlAddress, o, wire.Hello{Role: wire.RoleControl, StacksFd: stacks})
+	line, _, err := join(o.setup.ControlAddress, o, wire.Hello{Role: wire.RoleControl, StacksFd: stacks})
 	if err != nil {
 		return err
 	}
 	go control(line, current.Load, ending.ask)
 	go ending.see(current.Load)
-	conn, err := join(o.setup.CallAddress, o, wire.Hello{Role: wire.RoleWorker})
+	conn, welcome, err := join(o.setup.CallAddress, o, wire.Hello{Role: wire.RoleWorker})
 	if err != nil {
 		return err
 	}
-	info := o.info()
+	link := object.NewLink(conn, object.NewStores(welcome))
+	info := o.info(link.Stores())
 	class, err := build(create, info)
 	if err != nil {
 		_ = wire.Notify(conn, "failed", &wire.Failed{Error: *failure(err)})
@@ -133,7 +136,7 @@ func run(create func(Info) (*Class, error)) error {
 	if o.setup.MaxConcurrency > 0 {
 		limit = o.setup.MaxConcurrency
 	}
-	h := newHost(class, &info, conn, limit)
+	h := newHost(class, &info, link, conn, limit)
 	current.Store(h)
 	if err := wire.Notify(conn, "ready", &wire.Ready{Pid: os.Getpid(), Description: class.description(limit == 1)}); err != nil {
 		return err
@@ -297,23 +300,24 @@ func (p pidAnswer) MarshalMsg(b []byte) ([]byte, error) {
 	return msgp.AppendInt(b, int(p)), nil
 }
 
-func (o *order) info() Info {
+func (o *order) info(stores *object.Stores) Info {
 	return Info{
 		Cluster: o.setup.Cluster, Worker: o.start.Name, Node: o.setup.Node, Rank: o.start.Rank,
 		WorldSize: o.start.Info.WorldSize, RankInfo: o.start.Info, Args: os.Args[3:],
-		Config: value.RawOf(o.setup.Config, nil),
-		calls:  &calling{address: o.setup.CallAddress, token: o.start.Token, number: o.start.Number},
+		Config: value.RawOf(o.setup.Config, nil, nil),
+		calls:  &calling{address: o.setup.CallAddress, token: o.start.Token, number: o.start.Number, stores: stores},
 	}
 }
 
-func join(address string, o *order, hello wire.Hello) (*wire.Conn, error) {
+func join(address string, o *order, hello wire.Hello) (*wire.Conn, wire.Welcome, error) {
 	conn, err := wire.Dial(address)
 	if err != nil {
-		return nil, err
+		return nil, wire.Welcome{}, err
 	}
 	hello.Worker, hello.Token = o.start.Number, o.start.Token
-	if _, err := wire.Join(conn, hello); err != nil {
-		return nil, fmt.Errorf("%s was not welcome as %s: %w", o.start.Name, hello.Role, err)
+	welcome, err := wire.Join(conn, hello)
+	if err != nil {
+		err = fmt.Errorf("%s was not welcome as %s: %w", o.start.Name, hello.Role, err)
 	}
-	return conn, nil
+	return conn, welcome, err
 }

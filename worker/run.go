@@ -13,40 +13,43 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-// run runs one call and returns the frame's flags and body. It is named in
-// stack dumps: goroutines that have it on their stack are inside a method.
-func (h *host) run(ctx context.Context, name string, payload wire.Payload, mute bool) (flags wire.Flags, out wire.Value) {
-	result, err := h.invoke(ctx, name, payload)
-	if err == nil && (mute || !result.IsValid()) {
-		return 0, wire.Value{Raw: []byte{0xc0}}
+// run runs one call, puts its result or error into out and returns the frame's
+// flags. It is named in stack dumps: goroutines that have it on their stack are
+// inside a method.
+func (h *host) run(ctx context.Context, l *leg, out *value.Message) wire.Flags {
+	result, err := h.invoke(ctx, l)
+	if err == nil && (l.mute || !result.IsValid()) {
+		out.Raw = []byte{0xc0}
+		return 0
 	}
 	if err == nil {
-		if err = value.Append(&out, result.Interface()); err == nil {
-			err = wire.CheckSize(wire.Size(nil, out.Raw, out.Bufs), len(out.Bufs))
+		if err = out.Append(result.Interface()); err == nil {
+			err = out.Settle("result of " + h.info.Cluster + "." + l.method)
 		}
 		if err != nil {
 			e := *spec.AsError(err)
-			e.Message = fmt.Sprintf("the result of %s on %s: %s", name, h.info.Worker, e.Message)
+			e.Message = fmt.Sprintf("the result of %s on %s: %s", l.method, h.info.Worker, e.Message)
 			err = &e
 		}
 	}
 	if err != nil {
-		return wire.FlagError, wire.Value{Raw: wire.AppendError(nil, h.wireError(ctx, name, err))}
+		out.Value = wire.Value{Raw: wire.AppendError(nil, h.wireError(ctx, l.method, err))}
+		return wire.FlagError
 	}
-	return 0, out
+	return 0
 }
 
 // invoke reads the arguments and calls the method; a panic is an error.
-func (h *host) invoke(ctx context.Context, name string, payload wire.Payload) (result reflect.Value, err error) {
-	m := h.class.methods[name]
+func (h *host) invoke(ctx context.Context, l *leg) (result reflect.Value, err error) {
+	m := h.class.methods[l.method]
 	if m == nil {
-		e := spec.Errorf(spec.CodeNotFound, "%s has no method %q", h.class.name, name)
-		if near := spec.NearestName(name, h.class.order); near != "" {
+		e := spec.Errorf(spec.CodeNotFound, "%s has no method %q", h.class.name, l.method)
+		if near := spec.NearestName(l.method, h.class.order); near != "" {
 			e.Message += fmt.Sprintf("; did you mean %q?", near)
 		}
 		return result, e
 	}
-	in, err := m.arguments(payload)
+	in, err := m.arguments(l)
 	if err != nil {
 		return result, err
 	}
@@ -71,15 +74,15 @@ func (h *host) invoke(ctx context.Context, name string, payload wire.Payload) (r
 }
 
 // arguments reads a payload into what the function takes.
-func (m *method) arguments(payload wire.Payload) ([]reflect.Value, error) {
+func (m *method) arguments(l *leg) ([]reflect.Value, error) {
 	fixed := len(m.params)
 	if m.variadic {
 		fixed--
 	}
 	in, rest := make([]reflect.Value, fixed), []reflect.Value(nil)
 	kwargs := value.Kwargs{}
-	for i := range payload.Args {
-		arg := &payload.Args[i]
+	for i := range l.payload.Args {
+		arg := &l.payload.Args[i]
 		at, label := i, fmt.Sprintf("argument %d", i)
 		if name := arg.Name(); name != "" {
 			at, label = m.named(name), fmt.Sprintf("argument %q", name)
@@ -96,7 +99,7 @@ func (m *method) arguments(payload wire.Payload) ([]reflect.Value, error) {
 			return nil, spec.Errorf(spec.CodeType, "%s takes no %s", m.Name, label)
 		}
 		v := reflect.New(t).Elem()
-		if err := value.DecodeInto(arg.Raw, arg.Bufs, v); err != nil {
+		if err := l.in.DecodeInto(arg.Raw, arg.Bufs, v); err != nil {
 			e := *spec.AsError(err)
 			e.Message = fmt.Sprintf("%s of %s: %s", label, m.Name, e.Message)
 			return nil, &e

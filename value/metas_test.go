@@ -1,0 +1,46 @@
+package value
+
+import (
+	"reflect"
+	"testing"
+)
+
+func TestMetasAreMerged(t *testing.T) {
+	one := func(meta map[string]any) *Batch { return sampleBatch(t, 0, 1, 1, meta) }
+	a := one(map[string]any{"step": 1, "metrics": map[string]any{"loss": 1.5, "lens": []int{1}, "grad": ArrayOf([]float32{1})}})
+	b := one(map[string]any{"step": 2, "more": "x", "metrics": map[string]any{"loss": 2.5, "lens": []int{2, 3}, "grad": ArrayOf([]float32{2, 3}), "own": 1}})
+	c := one(nil)
+	all, err := Concat(a, b, c, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := all.Meta()
+	want := map[string]any{"step": int64(1), "more": "x", "metrics": map[string]any{
+		"loss": []any{1.5, 2.5}, "lens": []any{int64(1), int64(2), int64(3)}, "grad": ArrayOf([]float32{1, 2, 3}), "own": []any{int64(1)},
+	}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%#v, %v", got, err)
+	}
+	odd, err := Concat(one(map[string]any{"metrics": 1}), one(map[string]any{"metrics": 2}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := odd.Meta(); err != nil || !reflect.DeepEqual(got, map[string]any{"metrics": []any{int64(1), int64(2)}}) {
+		t.Error(got, err)
+	}
+	ids, err := a.Select("ids")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := a.Select("prompt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	side, err := ids.Union(text)
+	if err != nil || len(side.handle.Metas) != 1 {
+		t.Error("the same meta twice", err)
+	}
+	if got, err := c.Meta(); got != nil || err != nil {
+		t.Error(got, err)
+	}
+}
