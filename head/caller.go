@@ -60,6 +60,7 @@ func (c *caller) handle(f *wire.Frame, b *batch) error {
 		if err != nil {
 			return err
 		}
+		c.acked(f.Ack, b)
 		return c.h.release(c.holder(), rest, b)
 	case wire.KindCancel, wire.KindExpire, wire.KindWait:
 		return c.steer(f, b)

@@ -204,6 +204,14 @@ func (c *caller) answerLocked(hd wire.Header, body []byte, bufs []wire.Buf, b *b
 	b.queue(c.port, hd, nil, body, bufs)
 }
 
+// acked is ackLocked for a frame that is no call.
+func (c *caller) acked(ack uint32, b *batch) {
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	c.ackLocked(ack, b)
+	c.h.tellStoresLocked(b)
+}
+
 // ackLocked drops kept results that the caller has read.
 func (c *caller) ackLocked(ack uint32, b *batch) {
 	for len(c.kept) > 0 && int32(ack-c.kept[0].seq) >= 0 { //nolint:gosec // sequence arithmetic

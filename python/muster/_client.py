@@ -23,14 +23,15 @@ from time import monotonic
 from typing import Any
 
 from . import _errors, _objects, _wire
-from ._endings import attempt
+from ._endings import attempt, owned
 from ._loops import Loops
 from ._refs import PENDING, Ref, SplitCall
-from ._waiting import Gate, Sink
+from ._waiting import Gate, Sink, unsent
 
 _DONTWAIT = (socket.MSG_DONTWAIT,)
 _NO_ANCILLARY: tuple[tuple[Any, ...]] = ((),)
 _MOST_PARTS = 256  # buffers handed to one sendmsg; the kernel takes 1024
+_KEEP = 8  # flag of a route: the result may become an argument
 #: How often a thread that is stuck sending looks whether it has to read as well.
 _SENDER_LOOKS = 0.02
 #: How often a follower looks whether it has become the first: nobody may have
@@ -53,6 +54,10 @@ class Connection:
         #: The objects of this process; None where there are no stores.
         self.ledger: _objects.Ledger | None = None
         self._named: dict[int, list[Any]] = {}  # by unanswered calls of a worker's
+        # Calls that name objects, which the head holds until it is acknowledged that
+        # they were answered; and whether that has to be said with no call to follow.
+        self._to_acknowledge: set[int] = set()
+        self._acknowledges = False
         self._sock = sock
         self._fd = sock.fileno()
         self._stream = _wire.FrameStream(sock)
@@ -101,15 +106,23 @@ class Connection:
         self, sink: Sink, ident: int, route: bytes, payload: bytes, buffers: Sequence[Any]
     ) -> None:
         self._pending[ident] = sink
-        if buffers and self._current_call is not None:
-            # A worker gives rights back by its other connection, which may be quicker.
-            self._named[ident] = [buf for buf in buffers if type(buf) is _objects.Stored]
+        if buffers and self.ledger is not None:
+            self._note_named(ident, route, buffers)
         try:
             self._send(_wire.KIND_CALL, ident, b"\x92" + route + payload, buffers)
         except BaseException:
             self._pending.pop(ident, None)
             self._named.pop(ident, None)
             raise
+
+    def _note_named(self, ident: int, route: bytes, buffers: Sequence[Any]) -> None:
+        """Take note of a call that names objects."""
+        stored = [buf for buf in buffers if type(buf) is _objects.Stored]
+        if stored and self._current_call is not None:
+            # A worker gives rights back by its other connection, which may be quicker.
+            self._named[ident] = stored
+        if stored and route[-1] & _KEEP:
+            self._to_acknowledge.add(ident)
 
     @contextmanager
     def holding_acks(self) -> Generator[None, None, None]:
@@ -193,7 +206,7 @@ class Connection:
     def _send(self, kind: int, ident: int, body: bytes, buffers: Sequence[Any] = ()) -> None:
         if self._failure is not None:
             raise self._failure()
-        ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF
+        ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF  # as in _ack
         told: list[_objects.Account] = []
         parts = [] if buffers else _wire.pack_frame(kind, ident, body, ack=ack)
         with self._send_lock:
@@ -228,10 +241,15 @@ class Connection:
                     _objects.unname(told, self)
                 raise
         ledger = self.ledger
-        if ledger is not None and ledger.given_back:
+        if self._acknowledges:
+            self.flush()
+        elif ledger is not None and ledger.given_back:
             ledger.send()
         if self._failure is not None:
             raise self._failure()
+
+    def _ack(self) -> int:
+        return (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF
 
     def flush(self) -> None:
         """Tell the head what was given back, unless somebody is sending, who then does it.
@@ -239,20 +257,27 @@ class Connection:
         Called by finalizers: in any thread, at any point of its code, so it neither waits
         nor interferes with what its own thread is in the middle of.
         """
-        ledger, lock = self.ledger, self._send_lock
-        assert ledger is not None
-        while ledger.given_back and not _owned(lock) and attempt(lock, self._push_release):
+        lock = self._send_lock
+        while self._has_to_tell() and not owned(lock) and attempt(lock, self._push_release):
             pass
+
+    def _has_to_tell(self) -> bool:
+        ledger = self.ledger
+        if ledger is None:
+            return False
+        return self._acknowledges or (ledger.given_back != [] and ledger.send == self.flush)
 
     def _push_release(self) -> bool:
         """Send a notice, or leave it to whoever sends next; whether it could be sent at once."""
         ledger = self.ledger
         if ledger is None or self._outgoing is not None:
             return False
-        count = len(ledger.given_back)
-        parts, sent = [ledger.release(count)], list[int]()
-        # No call between these two, after which a signal handler could run.
+        # A worker's rights go by the connection that its calls come by.
+        count = len(ledger.given_back) if ledger.send == self.flush else 0
+        parts, sent = [ledger.release(count, self._ack())], list[int]()
+        # No call between these, after which a signal handler could run.
         self._outgoing = (parts, sent)
+        self._acknowledges = False
         del ledger.given_back[:count]
         try:
             self._push(parts, sent)
@@ -292,9 +317,9 @@ class Connection:
         self._outgoing = None
 
     def _push_all(self, parts: Sequence[Any], sent: list[int], turn: Turn) -> None:
-        while rest := _rest(parts, sum(sent)):
+        while rest := unsent(parts, sum(sent)):
             self._push(rest, sent)
-            if not _rest(parts, sum(sent)):
+            if not unsent(parts, sum(sent)):
                 break
             leading = self._leads(turn)
             events = select.POLLOUT | (select.POLLIN if leading else 0)
@@ -455,11 +480,18 @@ class Connection:
             return
         if buffers and self.ledger is not None:
             _objects.claim(buffers, self.ledger)
+            if self._current_call is not None:
+                self._acknowledges = True
         sink = self._pending.get(ident)
         if sink is not None and sink.deliver(flags, rank, body, buffers):
             self._pending.pop(ident, None)
             if self._named:
                 self._named.pop(ident, None)
+            if ident in self._to_acknowledge:
+                self._to_acknowledge.discard(ident)
+                self._acknowledges = True
+        if self._acknowledges:
+            self.flush()
 
     def _poll(self, events: int, seconds: float | None) -> int:
         poller = select.poll()
@@ -503,6 +535,7 @@ class Connection:
                 break
             sink.fail(self._failure)
         self._named.clear()
+        self._to_acknowledge.clear()
         self._wake_first()
 
     def close(self, failure: Callable[[], BaseException]) -> None:
@@ -544,22 +577,3 @@ def reply_map(reply: Ref) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise _errors.ProtocolError(f"the head answered {message!r} where a map was expected")
     return message
-
-
-def _owned(lock: Any) -> bool:
-    """Whether this very thread has a lock."""
-    owned: bool = lock._is_owned()
-    return owned
-
-
-def _rest(parts: Sequence[Any], done: int) -> list[memoryview]:
-    """What is left of the pieces after ``done`` bytes."""
-    left: list[memoryview] = []
-    for part in parts:
-        size = len(part)
-        if done >= size:
-            done -= size
-            continue
-        left.append(memoryview(part)[done:])
-        done = 0
-    return left

@@ -74,6 +74,12 @@ def attempt(lock: Any, work: Callable[[], bool]) -> bool:
             lock.release()
 
 
+def owned(lock: Any) -> bool:
+    """Whether this very thread has a lock, which it could take again."""
+    own: bool = lock._is_owned()
+    return own
+
+
 def _flush(
     flush: Callable[[], None],
     again: _Again,

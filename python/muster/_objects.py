@@ -160,13 +160,13 @@ class Ledger:
                 del self.ended[0]
         return True
 
-    def release(self, first: int) -> bytes:
+    def release(self, first: int, ack: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
         counts: Counter[int] = Counter()
         for object, count in self.given_back[:first]:
             counts[object] += count
         notice = _wire.pack(["release", {"objects": [*counts.items()]}])
-        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice)[0]
+        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, ack=ack)[0]
         return frame
 
     def retire(self) -> None:
@@ -273,6 +273,11 @@ def views(sources: Sequence[Stored]) -> list[memoryview]:
     of the same object share one lease."""
     from . import _shm
 
+    if len(sources) == 1 and sources[0].right.account.of_leg:
+        source = sources[0]
+        lent = source.right.ledger.stores.borrow(source.right)
+        if lent is not None and source.offset + source.nbytes <= lent.size:
+            return [_shm.view(lent.address + source.offset, source.nbytes, lent)]
     leases: dict[tuple[int, int], Lease] = {}
     for source in sources:
         if source.right.account.segment and source.right.account.maker is None:

@@ -1,4 +1,4 @@
-"""What waiting for answers takes: who gets them, and what a follower sleeps on.
+"""What waiting for answers takes: who gets them, what a follower sleeps on, what is to be sent.
 
 Knows nothing of connections; `_client` puts the two together.
 """
@@ -6,7 +6,7 @@ Knows nothing of connections; `_client` puts the two together.
 from __future__ import annotations
 
 from _thread import allocate_lock
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -35,3 +35,16 @@ class Gate:
 
     def wait(self, timeout: float) -> None:
         self._lock.acquire(True, timeout)
+
+
+def unsent(parts: Sequence[Any], done: int) -> list[memoryview]:
+    """What is left of the pieces after ``done`` bytes."""
+    left: list[memoryview] = []
+    for part in parts:
+        size = len(part)
+        if done >= size:
+            done -= size
+            continue
+        left.append(memoryview(part)[done:])
+        done = 0
+    return left
