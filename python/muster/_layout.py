@@ -6,6 +6,7 @@ the object's content. This module does no I/O.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -99,11 +100,15 @@ def read_header(content: Bytes) -> Header:
         length = int.from_bytes(front[4:], "little")
         if 8 + length > len(content):
             raise ValueError(f"a header of {length} bytes in {len(content)}")
-        data = content[8 : 8 + length].tobytes()
-        rows, columns = msgpack.unpackb(data, unicode_errors="surrogatepass")
-        return Header(rows, {c[0]: Spec(c[1], c[2], tuple(c[3]), c[4], c[5]) for c in columns})
+        return _parsed(content[8 : 8 + length].tobytes())
     except Exception as error:
         raise ProtocolError(f"an object that is no batch: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)  # objects of one pipeline have few kinds of headers
+def _parsed(data: bytes) -> Header:
+    rows, columns = msgpack.unpackb(data, unicode_errors="surrogatepass")
+    return Header(rows, {c[0]: Spec(c[1], c[2], tuple(c[3]), c[4], c[5]) for c in columns})
 
 
 def load(content: Bytes, header: Header, name: str) -> Column:

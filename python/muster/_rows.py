@@ -266,6 +266,11 @@ def unpack(payload: Any, nbufs: int) -> Handle:
     """The handle in these bytes, which has nbufs buffers; ProtocolError for what is none."""
     try:
         rows, parts, cut, metas = msgpack.unpackb(payload, unicode_errors="surrogatepass")
+        if cut is None and len(parts) == 1 and len(parts[0][1]) == 1:
+            names, pieces = parts[0]
+            found = _simple(rows, names, pieces, metas, nbufs)
+            if found is not None:
+                return found
         found = Handle(
             _number(rows, MAX_ROWS),
             [([_name(name) for name in names], [_piece(p) for p in ps]) for names, ps in parts],
@@ -293,6 +298,27 @@ def unpack(payload: Any, nbufs: int) -> Handle:
         if per_row is not None and len(per_row) != rows:
             raise _malformed(f"there are {label} for {len(per_row)} rows of {rows}")
     return found
+
+
+def _simple(rows: Any, names: Any, pieces: Any, metas: Any, nbufs: int) -> Handle | None:
+    """A handle of one range of rows, as ranks mostly get: every check at once, for such a handle
+    is read once for each call. None where it is no such handle, or something is wrong with it."""
+    (piece,) = pieces
+    if len(piece) != 3 or len(metas) > 1 or len(set(names)) < len(names):
+        return None
+    block, start, stop = piece
+    more = metas[0][1] if metas else 0
+    if (
+        set(map(type, names)) == {str}
+        and set(map(type, (rows, block, start, stop, more))) == {int}
+        and 0 <= start <= stop <= MAX_ROWS
+        and stop - start == rows
+        and 0 <= more <= nbufs
+        and 0 <= block < nbufs - more
+    ):
+        told = [(bytes(metas[0][0]), more)] if metas else []
+        return Handle(rows, [(names, [Piece(block, range(start, stop))])], None, told)
+    return None
 
 
 def _malformed(why: str) -> ProtocolError:

@@ -105,7 +105,7 @@ def test_large_buffers_of_a_message_go_into_one_object(stores: Stores) -> None:
     stored = [buf for buf in bufs if type(buf) is Stored]
     assert len(stored) == 3 and len(bufs) == 4
     (made,) = stores.store.objects.values()
-    assert made.what == "arguments of train_step"
+    stores.store.wait_for(lambda: made.what == "arguments of train_step")
     assert [buf.offset % 64 for buf in stored] == [0, 0, 0]
     assert len({buf.right for buf in stored}) == 1
     back = _values.decode(body, bufs)
