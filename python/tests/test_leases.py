@@ -71,7 +71,8 @@ def mappings() -> int:
 def test_what_is_put_is_read(stores: Stores) -> None:
     source = put(1)
     assert source.nbytes == SIZE and np.array_equal(source.root(), content(1))
-    assert stores.store.objects[source.right.object].what == "a test"
+    made = stores.store.objects[source.right.object]
+    stores.store.wait_for(lambda: made.what == "a test")
     assert stores.store.clients[0].hello["holder"] == 1 << 32 | 5
 
 
