@@ -134,6 +134,7 @@ func testClass(info worker.Info) (*worker.Class, error) {
 		err := cmd.Start()
 		return cmd.Process.Pid, err
 	})
+	batchMethods(c, info)
 	if config.Label == "concurrent" {
 		c.Concurrency(8)
 	}

@@ -274,6 +274,17 @@ func (s *Session) stopAll(ctx context.Context) error {
 	return all
 }
 
+// StoreReport is what lies in the stores of a head's nodes: for each its budget
+// and objects, who made them, and who has their bytes in use since when.
+type StoreReport = wire.StoreReport
+
+// Stores tells what lies in shared memory, as the command muster store does.
+func (s *Session) Stores(ctx context.Context) (StoreReport, error) {
+	var report StoreReport
+	err := s.conn.ask(ctx, "store", &wire.Empty{}, &report)
+	return report, err
+}
+
 // Pool is a reservation of nodes and devices.
 type Pool struct {
 	session *Session
