@@ -7,6 +7,10 @@ import (
 	"log"
 	"time"
 
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
 	"github.com/muster-rl/muster"
 )
 
@@ -28,6 +32,47 @@ func Example() {
 	rewards, err := muster.Call[[]float64](ctx, verify, "verify", questions, answers)
 	fmt.Println(rewards, err)
 	// Output: [1 0.1 0] <nil>
+}
+
+// A batch is cut by rows, each verifier adds a column to its share, and the shares
+// come back as one, without the rows having moved.
+func ExampleNewBatch() {
+	ctx := context.Background()
+	s, err := muster.Start(ctx, muster.Options{Virtual: "1x1"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	verify, err := s.Cluster(ctx, muster.ClusterConfig{Name: "verify", Command: []string{"go-verifiers"}, World: 2})
+	if err != nil {
+		log.Fatal(err)
+	}
+	questions, answers := array.NewStringBuilder(memory.DefaultAllocator), array.NewStringBuilder(memory.DefaultAllocator)
+	questions.AppendValues([]string{"6*7", "1+1", "10/4.0"}, nil)
+	answers.AppendValues([]string{"42", "3", "five halves"}, nil)
+	schema := arrow.NewSchema([]arrow.Field{
+		{Name: "question", Type: arrow.BinaryTypes.String},
+		{Name: "answer", Type: arrow.BinaryTypes.String},
+	}, nil)
+	record := array.NewRecordBatch(schema, []arrow.Array{questions.NewArray(), answers.NewArray()}, 3)
+	b, err := muster.NewBatch(record, map[string]any{"step": 1})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer b.Release()
+	scored, err := muster.Call[*muster.Batch](ctx, verify, "score", b)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer scored.Release()
+	rewards, err := scored.Column("reward")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer rewards.Release()
+	meta, err := scored.Meta()
+	fmt.Println(scored, rewards, meta, err)
+	// Output: batch of 3 rows: question, answer, reward [1 0.1 0] map[step:1] <nil>
 }
 
 func ExampleGo() {
