@@ -131,8 +131,9 @@ func (c *conn) fail(err *spec.Error) {
 	c.mu.Lock()
 	c.err = failed(err)
 	var ended []*reply
-	for _, made := range c.calls {
-		made.sent.Release()
+	calls := c.calls
+	c.calls = map[uint64]*call{}
+	for _, made := range calls {
 		for _, r := range made.replies {
 			if !r.ended() {
 				r.err = c.err
@@ -141,9 +142,11 @@ func (c *conn) fail(err *spec.Error) {
 			}
 		}
 	}
-	clear(c.calls)
 	c.mu.Unlock()
 	c.asker.Fail(err)
+	for _, made := range calls {
+		made.sent.Release()
+	}
 	for _, r := range ended {
 		if r.stop != nil {
 			r.stop()

@@ -11,15 +11,25 @@ import (
 type Link struct {
 	stores *Stores
 	conn   *wire.Conn
+	oneWay bool
 
 	mu     sync.Mutex
 	back   map[uint64]int // credits to give back
 	giving bool           // a goroutine is about to
 }
 
-// NewLink makes the link of a connection; stores may be nil.
+// NewLink makes the link of a connection; stores may be nil. Whoever sends calls
+// over it keeps what they name until they are answered.
 func NewLink(conn *wire.Conn, stores *Stores) *Link {
 	return &Link{stores: stores, conn: conn, back: map[uint64]int{}}
+}
+
+// NewOneWayLink is a link over which frames go that nobody answers. So what they
+// name is given back over it, even if it came by another: behind them, that is.
+func NewOneWayLink(conn *wire.Conn, stores *Stores) *Link {
+	l := NewLink(conn, stores)
+	l.oneWay = true
+	return l
 }
 
 // Stores are those of the head at the other end; nil where there are none.

@@ -16,6 +16,7 @@ type Object struct {
 	mu      sync.Mutex
 	uses    int
 	credits []credit
+	via     *Link // over which they are given back; nil: each over its own
 }
 
 // credit is how often the head counts this process for the object, by link.
@@ -41,13 +42,16 @@ func (o *Object) Retain() {
 func (o *Object) Release() {
 	o.mu.Lock()
 	o.uses--
-	last, credits := o.uses == 0, o.credits
+	last, credits, via := o.uses == 0, o.credits, o.via
 	o.mu.Unlock()
 	if !last {
 		return
 	}
 	o.stores.held.remove(o.size)
 	for _, c := range credits {
+		if via != nil {
+			c.link = via
+		}
 		c.link.give(o.ID, c.count)
 	}
 	if o.made && len(credits) == 0 {
@@ -73,6 +77,9 @@ func (s *Stores) free(o *Object) {
 func (o *Object) firstBy(l *Link) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if l.oneWay {
+		o.via = l
+	}
 	if !o.made {
 		return false
 	}

@@ -3,6 +3,8 @@ package object_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"net"
 	"strings"
 	"testing"
 
@@ -46,6 +48,46 @@ func TestWhatIsMadeIsNewOnce(t *testing.T) {
 	set.Add(a)
 	if set.Find(a.ID) != nil {
 		t.Error("a released set holds something")
+	}
+}
+
+// What came by one connection and was last named over another, where nobody
+// answers, is given back behind that.
+func TestOneWayLinks(t *testing.T) {
+	r := objecttest.New(t)
+	id, _, err := r.Other().Put("theirs", []byte("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := r.Arrive(ref(id))
+	theirs, mine := set.Find(id), put(r, 'm', 10)
+	ours, head := net.Pipe()
+	defer ours.Close()
+	told := make(chan string, 9)
+	go func() {
+		defer close(told)
+		for conn := wire.NewConn(head); ; {
+			f, err := conn.Read()
+			if err != nil {
+				return
+			}
+			told <- fmt.Sprint(f.Kind, len(f.Bufs))
+		}
+	}()
+	conn := wire.NewConn(ours)
+	l := object.NewOneWayLink(conn, r.Link.Stores())
+	both := object.NewSet(theirs, mine)
+	bufs := []wire.Buf{ref(id), ref(mine.ID)}
+	l.Send(both, bufs, func() { conn.Send(wire.Header{Kind: wire.KindResult}, []byte{0xc0}, bufs) })
+	for _, o := range []interface{ Release() }{set, both, theirs, mine} {
+		o.Release()
+	}
+	if first, second := <-told, <-told; first != fmt.Sprint(wire.KindResult, 2) || second != fmt.Sprint(wire.KindNotice, 0) {
+		t.Error(first, second)
+	}
+	r.Hears()
+	ours.Close()
+	for range told {
 	}
 }
 

@@ -108,7 +108,7 @@ func (b *block) name(m *Message) (wire.Buf, error) {
 		return wire.Buf{Data: b.bytes}, nil
 	}
 	if m.link == nil || b.object.Stores().Same(m.stores()) {
-		m.named.Add(b.object)
+		m.hold(b.object)
 		return b.ref.Buf(), nil
 	}
 	data, err := fetch(b.object, b.ref) // of another head

@@ -18,12 +18,20 @@ import (
 type Message struct {
 	wire.Value
 	link    *object.Link // nil: what it is for is not known yet
-	named   *object.Set
-	batches []*Batch // that were appended
+	named   *object.Set  // nil: nothing
+	batches []*Batch     // that were appended
 }
 
 // NewMessage makes an empty one. Without a link nothing is put into a store.
-func NewMessage(link *object.Link) *Message { return &Message{link: link, named: object.NewSet()} }
+func NewMessage(link *object.Link) *Message { return &Message{link: link} }
+
+// hold has the message use an object.
+func (m *Message) hold(o *object.Object) {
+	if m.named == nil {
+		m.named = object.NewSet()
+	}
+	m.named.Add(o)
+}
 
 func (m *Message) stores() *object.Stores {
 	if m.link == nil {
@@ -88,7 +96,7 @@ func (m *Message) Settle(what string) error {
 		if err != nil {
 			return err
 		}
-		m.named.Add(o)
+		m.hold(o)
 		o.Release()
 		for k, i := range large {
 			m.Bufs[i] = wire.Ref{Object: o.ID, Offset: offsets[k], Length: uint64(len(parts[k]))}.Buf()
@@ -124,7 +132,7 @@ func (m *Message) pass(b wire.Buf, held *object.Set) (wire.Buf, error) {
 	}
 	defer o.Release()
 	if m.link == nil || o.Stores().Same(m.stores()) {
-		m.named.Add(o)
+		m.hold(o)
 		return b, nil
 	}
 	data, err := fetch(o, ref)

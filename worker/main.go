@@ -124,7 +124,7 @@ func run(create func(Info) (*Class, error)) error {
 	if err != nil {
 		return err
 	}
-	link := object.NewLink(conn, object.NewStores(welcome))
+	link := object.NewOneWayLink(conn, object.NewStores(welcome))
 	info := o.info(link.Stores())
 	class, err := build(create, info)
 	if err != nil {
