@@ -106,13 +106,14 @@ class Connection:
         self, sink: Sink, ident: int, route: bytes, payload: bytes, buffers: Sequence[Any]
     ) -> None:
         self._pending[ident] = sink
-        if buffers and self.ledger is not None:
-            self._note_named(ident, route, buffers)
         try:
+            if buffers and self.ledger is not None:
+                self._note_named(ident, route, buffers)
             self._send(_wire.KIND_CALL, ident, b"\x92" + route + payload, buffers)
         except BaseException:
             self._pending.pop(ident, None)
             self._named.pop(ident, None)
+            self._to_acknowledge.discard(ident)
             raise
 
     def _note_named(self, ident: int, route: bytes, buffers: Sequence[Any]) -> None:

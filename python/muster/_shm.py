@@ -13,7 +13,7 @@ import ctypes
 import os
 import sys
 import threading
-from _thread import start_new_thread
+from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -236,7 +236,12 @@ def _copy_together(numpy: Any, shares: list[list[Job]]) -> None:
     finally:
         crew.dismiss()
     if crew.errors:
-        raise crew.errors[0]
+        error = crew.errors[0]
+        crew.errors.clear()
+        try:
+            raise error
+        finally:
+            del error  # whose traceback has this frame
 
 
 # Loops stand in functions of their own, outside of try and with, as in _client.
@@ -252,25 +257,23 @@ class _Crew:
 
     def __init__(self, shares: list[list[Job]]) -> None:
         self._shares = shares
-        self._busy: list[None] = []  # one entry for each that copies
-        self._changed = threading.Condition()
+        self._taking = allocate_lock()
+        self._copying: list[Any] = []  # a lock for each that took a share, until it is done
         self.errors: list[BaseException] = []
 
     def work(self, numpy: Any) -> None:
         """Copy one share, if there is one left."""
-        with self._changed:
-            if not self._shares:
-                return
-            share = self._shares.pop()
-            self._busy.append(None)
-        try:
-            _copy(numpy, share)
-        except BaseException as error:
-            self.errors.append(error)
-        finally:
-            with self._changed:
-                self._busy.pop()
-                self._changed.notify()
+        copying = allocate_lock()
+        with copying:
+            with self._taking:
+                if not self._shares:
+                    return
+                share = self._shares.pop()
+                self._copying.append(copying)
+            try:
+                _copy(numpy, share)
+            except BaseException as error:
+                self.errors.append(error)
 
     def dismiss(self) -> None:
         """Have nobody begin any more and wait for all; what a signal handler raises meanwhile
@@ -280,14 +283,15 @@ class _Crew:
 
     def _dismissed(self) -> bool:
         try:
-            self._shares.clear()
-            with self._changed:
-                self._wait()
+            with self._taking:
+                self._shares.clear()
+            self._wait()
             return True
         except BaseException as error:
             self.errors.append(error)
             return False
 
     def _wait(self) -> None:
-        while self._busy:
-            self._changed.wait()
+        for copying in self._copying:
+            with copying:
+                pass
