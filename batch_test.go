@@ -364,6 +364,60 @@ func TestWorkersThatDieLetGo(t *testing.T) {
 	s.empty(false)
 }
 
+// From one session to another of the same head by name, and to another head by
+// its bytes.
+func TestBatchesBetweenSessions(t *testing.T) {
+	s := start(t, muster.Options{Virtual: "1x1"})
+	ctx := testContext(t)
+	c := s.cluster("c", muster.ClusterConfig{World: 2})
+	scored := get[*muster.Batch](t)(muster.Call[*muster.Batch](ctx, c, "score", samples(t, 8, 4096, nil)))
+	want := shownRows(scored)
+	entries, err := os.ReadDir(fmt.Sprintf("%s/muster-%d", os.Getenv("MUSTER_DIR"), os.Getuid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(entries, func(e os.DirEntry) bool { return e.Name() != "logs" })
+	attached := get[*muster.Session](t)(muster.Start(ctx, muster.Options{Address: entries[at].Name(), Log: &s.log}))
+	defer attached.Close()
+	other := get[*muster.Session](t)(muster.Start(ctx, muster.Options{Virtual: "1x1", Log: &s.log}))
+	defer other.Close()
+	near := get[*muster.Cluster](t)(attached.Attached(ctx, "c"))
+	far := get[*muster.Cluster](t)(other.Cluster(ctx, workers(t, "far", muster.ClusterConfig{World: 2})))
+	for _, cluster := range []*muster.Cluster{near, far} {
+		passed := get[*muster.Batch](t)(muster.Call[*muster.Batch](ctx, cluster, "pass", scored))
+		if !slices.Equal(shownRows(passed), want) {
+			t.Errorf("%s passed other rows", cluster.Name())
+		}
+		passed.Release()
+	}
+	scored.Release()
+	s.empty(true)
+}
+
+func TestFullStores(t *testing.T) {
+	t.Setenv("MUSTER_STORE_BYTES", "8MiB")
+	t.Setenv("MUSTER_SPILL_DIR", "off")
+	s := start(t, muster.Options{Virtual: "1x1"})
+	ctx := testContext(t)
+	c := s.cluster("c", muster.ClusterConfig{World: 1})
+	first := samples(t, 5, 128<<10, nil) // of 5 MiB
+	if rows, err := muster.Call[*muster.Batch](ctx, c, "pass", first); err != nil || rows.Rows() != 5 {
+		t.Error(err)
+	}
+	second := samples(t, 6, 128<<10, nil)
+	_, err := muster.Call[*muster.Batch](ctx, c, "pass", second)
+	code(t, err, muster.CodeStoreFull, "c.pass", "8", "batch of 5 rows: ids, reply, prompt, image")
+	if err := muster.Do(ctx, c.Rank(0), "size", make([]byte, 5<<20)); muster.CodeOf(err) != muster.CodeStoreFull {
+		t.Error(err)
+	}
+	first.Release() // what passed it is garbage, which is looked for when there is no room
+	if rows, err := muster.Call[*muster.Batch](ctx, c, "pass", second); err != nil || rows.Rows() != 6 {
+		t.Error(err)
+	}
+	second.Release()
+	s.empty(true)
+}
+
 func TestBatchesOutliveTheirSession(t *testing.T) {
 	batch := samples(t, 64, 1024, nil)
 	want := shownRows(batch)

@@ -319,13 +319,16 @@ func (b *Batch) Column(name string) (arrow.Array, error) {
 
 // gather is a column of rows of several blocks.
 func gather(name string, pieces []batch.Piece, contents []given) (column.Column, error) {
-	some := make([]column.Piece, len(pieces))
+	var some []column.Piece
 	for i, p := range pieces {
+		if p.Len() == 0 && (len(some) > 0 || i < len(pieces)-1) {
+			continue // its type matters only where there are no rows at all
+		}
 		c := contents[p.Buf].column(name)
 		if c == nil {
 			return column.Column{}, spec.Errorf(spec.CodeProtocol, "a batch names the column '%s' of an object that has none of that name", name)
 		}
-		some[i] = column.Piece{Column: c, From: p.From, To: p.To, Rows: p.Rows}
+		some = append(some, column.Piece{Column: c, From: p.From, To: p.To, Rows: p.Rows})
 	}
 	return column.Join(some)
 }

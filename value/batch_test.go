@@ -82,6 +82,16 @@ func sampleBatch(t testing.TB, first, rows, wide int, meta map[string]any) *Batc
 	return b
 }
 
+// sampleContent is an object of 20 rows.
+func sampleContent() []byte {
+	columns, err := column.Of(sample(memory.DefaultAllocator, 0, 20, 1))
+	if err != nil {
+		panic(err)
+	}
+	content := column.Layout(20, columns)
+	return content.Bytes()
+}
+
 // rowTexts is a batch's rows for comparing.
 func rowTexts(t testing.TB, b *Batch) []string {
 	t.Helper()

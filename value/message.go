@@ -119,6 +119,28 @@ func (m *Message) ReleaseBatches() {
 	m.Release()
 }
 
+// ReleaseIn releases the batches in a value that is not sent after all.
+func ReleaseIn(v any) {
+	switch v := v.(type) {
+	case *Batch:
+		if v != nil {
+			v.Release()
+		}
+	case []*Batch:
+		for _, b := range v {
+			ReleaseIn(b)
+		}
+	case []any:
+		for _, one := range v {
+			ReleaseIn(one)
+		}
+	case map[string]any:
+		for _, one := range v {
+			ReleaseIn(one)
+		}
+	}
+}
+
 // pass takes over a buffer that came with objects in held, as it is where the
 // message goes to the same head, else its bytes.
 func (m *Message) pass(b wire.Buf, held *object.Set) (wire.Buf, error) {

@@ -237,14 +237,30 @@ func TestPayloads(t *testing.T) {
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte("\x93\x01\xa1x\xc0"))
 	f.Add([]byte("\xc7\x05\x04\x93\xa1m\xa1C"))
+	for _, rows := range []int{0, 1, 20} {
+		var out wire.Value
+		if err := Append(&out, sampleBatch(f, 0, rows, 1, map[string]any{"a": 1})); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(out.Raw)
+	}
+	content := sampleContent()
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		bufs := wire.Bytes([]byte{1, 2, 3, 4})
+		bufs := wire.Bytes(content, []byte{1, 2, 3, 4})
 		var v any
 		if Decode(raw, bufs, &v) == nil {
 			var out wire.Value
 			if err := Append(&out, v); err != nil && !strings.Contains(err.Error(), "UTF-8") && !strings.Contains(err.Error(), "nested") {
 				t.Errorf("%x was read as %#v, which cannot be sent: %v", raw, v, err)
 			}
+		}
+		if b, ok := v.(*Batch); ok {
+			if record, err := b.Record(); err == nil {
+				for _, a := range record.Columns() {
+					_ = a.String()
+				}
+			}
+			_, _ = b.Meta()
 		}
 		_ = Decode(raw, bufs, new(deep))
 		_ = Decode(raw, bufs, new([]float64))

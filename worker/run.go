@@ -19,6 +19,9 @@ import (
 func (h *host) run(ctx context.Context, l *leg, out *value.Message) wire.Flags {
 	result, err := h.invoke(ctx, l)
 	if err == nil && (l.mute || !result.IsValid()) {
+		if result.IsValid() {
+			value.ReleaseIn(result.Interface())
+		}
 		out.Raw = []byte{0xc0}
 		return 0
 	}
