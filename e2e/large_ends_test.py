@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,11 @@ def test_views_outlive_the_session() -> None:
         assert (again == 10).all()
 
 
-def test_interrupts_leave_a_session_usable() -> None:
+def test_interrupts_leave_a_session_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is raised at the first step of a finalizer is dropped by Python. pytest would keep it
+    # to show it, with its frames and what they hold.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+
     class Stop(BaseException):
         pass
 
