@@ -18,7 +18,7 @@ from _thread import get_ident
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
-from typing import Any
+from typing import Any, Protocol
 
 
 class Ending(weakref.ref[Any]):
@@ -42,7 +42,13 @@ _raise_again = methodcaller("again")  # C code alone runs: nothing can be raised
 _waiting: dict[int, Ending] = {}  # of objects that live
 
 
-def when_gone(owner: object, entry: Any, ended: list[Ending], flush: Callable[[], None]) -> None:
+class Entry(Protocol):
+    """What is to be done, for whoever deals with an ending."""
+
+    watched: bool  # it will come into a list
+
+
+def when_gone(owner: object, entry: Entry, ended: list[Ending], flush: Callable[[], None]) -> None:
     """When ``owner`` is gone, put an `Ending` with ``entry`` into ``ended`` and call ``flush``.
 
     ``flush`` must wait for nothing: it may run inside any lock. It calls `forget` for endings
@@ -54,7 +60,10 @@ def when_gone(owner: object, entry: Any, ended: list[Ending], flush: Callable[[]
     ending = Ending(owner, ended.append)
     ending.entry = entry
     ending._others = (again, flusher)
-    _waiting[id(ending)] = ending
+    key = id(ending)
+    # No call between these two, after which a signal handler could run.
+    _waiting[key] = ending
+    entry.watched = True
 
 
 def forget(ending: Any) -> None:

@@ -39,11 +39,11 @@ Reply = dict[str, Any]
 class Loan:
     """What a lease has to give back."""
 
-    __slots__ = ("leased", "mapping", "object", "right", "segment", "size")
+    __slots__ = ("mapping", "object", "right", "segment", "size", "watched")
 
     def __init__(self, object: int) -> None:
         self.object = object
-        self.leased = False  # somebody will give it back
+        self.watched = False  # it will be given back
         self.right: Any = None  # by which it was lent; the store was not asked
         self.segment: Segment | None = None
         self.mapping: Mapping | None = None
@@ -198,10 +198,10 @@ class Store:
 
         def undo(_late: Reply) -> None:
             for loan in loans:
-                if not loan.leased:
+                if not loan.watched:
                     ended = _Never(loan)
                     self._ended += [ended]
-                    loan.leased = True
+                    loan.watched = True
 
         with self._turn:
             try:
@@ -225,7 +225,6 @@ class Store:
         for loan in loans:
             lease = Lease(loan)
             when_gone(lease, loan, self._ended, self.flush)
-            loan.leased = True
             leases.append(lease)
         return leases
 

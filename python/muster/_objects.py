@@ -205,9 +205,10 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 class Account:
     """What is to be given back for an object in the end."""
 
-    __slots__ = ("count", "lines", "maker", "object", "of_leg", "segment")
+    __slots__ = ("count", "lines", "maker", "object", "of_leg", "segment", "watched")
 
     def __init__(self, object: int, maker: Store | None) -> None:
+        self.watched = False
         self.object = object
         self.segment = 0  # where it lies: of what was made here, and of what was lent
         self.of_leg = False  # it came with the arguments of a call that runs here
