@@ -18,6 +18,8 @@ const (
 	shareFrom   = 16 << 10  // chunks at least this long are queued by reference
 	growBy      = 1 << 20   // large frames are read in steps, never what a header claims
 	idleOutKeep = 256 << 10 // an output buffer larger than this is not kept
+
+	flushBound = 2 * time.Second // for the other end to take what is queued at the end
 )
 
 // Conn carries frames over a stream. One goroutine reads; any may queue and
@@ -50,6 +52,8 @@ type Conn struct {
 	tryBytes []byte
 	tryN     int
 	tryErr   syscall.Errno
+
+	polling
 }
 
 // NewConn wraps a unix or TCP stream.
@@ -74,6 +78,9 @@ func NewConn(nc net.Conn) *Conn {
 
 // readSome waits for bytes and reads what there is.
 func (c *Conn) readSome(b []byte) (int, error) {
+	if c.loop != nil {
+		return c.readPolled(b)
+	}
 	if c.raw == nil {
 		return c.nc.Read(b)
 	}
@@ -99,16 +106,26 @@ func (c *Conn) NetConn() net.Conn { return c.nc }
 
 // Close ends the connection; a blocked Read returns.
 func (c *Conn) Close() error {
-	c.fail(net.ErrClosed)
+	c.mu.Lock()
+	c.failLocked(net.ErrClosed)
+	if c.loop != nil {
+		c.closeLocked()
+		c.mu.Unlock()
+		return nil
+	}
+	c.mu.Unlock()
 	return c.nc.Close()
 }
 
 // CloseWhenFlushed waits until the other end has taken what is queued, or for
 // two seconds, then closes.
 func (c *Conn) CloseWhenFlushed() error {
-	_ = c.nc.SetWriteDeadline(time.Now().Add(2 * time.Second))
 	c.Flush()
 	c.mu.Lock()
+	if c.draining {
+		late := time.AfterFunc(flushBound, func() { _ = c.Close() })
+		defer late.Stop()
+	}
 	for c.draining && c.err == nil {
 		c.drained.Wait()
 	}
@@ -147,8 +164,9 @@ func (c *Conn) Read() (Frame, error) {
 	return f, err
 }
 
-// want has n bytes in the buffer from start on.
-func (c *Conn) want(n int) error {
+// room has room for n bytes in the buffer from start on, and for one more than
+// there are.
+func (c *Conn) room(n int) {
 	full := c.end == len(c.buf) // a busy stream: read more at once
 	if c.start == c.end {
 		c.start, c.end = 0, 0
@@ -162,6 +180,11 @@ func (c *Conn) want(n int) error {
 		c.end = copy(c.buf, c.buf[c.start:c.end])
 		c.start = 0
 	}
+}
+
+// want has n bytes in the buffer from start on.
+func (c *Conn) want(n int) error {
+	c.room(n)
 	for c.end-c.start < n {
 		m, err := c.readSome(c.buf[c.end:])
 		c.end += m
@@ -275,7 +298,7 @@ func (c *Conn) Flush() {
 		c.drop()
 		return
 	}
-	if len(c.queue) == 0 && c.raw != nil && c.writeNow() {
+	if len(c.queue) == 0 && (c.loop != nil || c.raw != nil) && c.writeNow() {
 		return
 	}
 	c.draining = true
@@ -285,7 +308,9 @@ func (c *Conn) Flush() {
 // writeNow tries to write out in one go and says whether nothing is left.
 func (c *Conn) writeNow() bool {
 	c.tryBytes, c.tryN, c.tryErr = c.out, 0, 0
-	if err := c.raw.Write(c.attempt); err != nil {
+	if c.loop != nil {
+		c.attempt(uintptr(c.fd))
+	} else if err := c.raw.Write(c.attempt); err != nil {
 		c.failLocked(err)
 		return true
 	}
@@ -321,14 +346,22 @@ func (c *Conn) drain() {
 			}
 			c.draining = false
 			c.drained.Broadcast()
+			c.releaseLocked()
 			c.mu.Unlock()
 			return
 		}
 		bufs := net.Buffers(c.queue)
 		c.queue = nil
+		polled := c.loop != nil // no change while it drains
 		c.mu.Unlock()
 
-		n, err := bufs.WriteTo(c.nc)
+		var n int64
+		var err error
+		if polled {
+			n, err = c.writePolled(bufs)
+		} else {
+			n, err = bufs.WriteTo(c.nc)
+		}
 		c.pending.Add(-n)
 		if err != nil {
 			c.fail(err)
@@ -358,4 +391,5 @@ func (c *Conn) failLocked(err error) {
 		c.drop()
 	}
 	c.drained.Broadcast()
+	c.come.Broadcast()
 }

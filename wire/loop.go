@@ -1,0 +1,368 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Loop tells connections, in one goroutine, when they have something to read. It
+// is an epoll instance beside that of Go's runtime, and costs a small frame less:
+// no goroutine is parked and readied, no read finds nothing, and nobody is woken
+// because the other end has read what it was sent.
+type Loop struct {
+	epoll int
+	wake  int // an eventfd: readable when the loop is to end
+	ended chan struct{}
+
+	mu    sync.Mutex
+	conns map[int32]*Conn // by descriptor
+}
+
+// maxEvents bounds what one wait returns; what is left is told by the next.
+const maxEvents = 128
+
+// NewLoop starts a loop.
+func NewLoop() (*Loop, error) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("no epoll instance to read connections with: %w", err)
+	}
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err == nil {
+		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: short(wake)})
+		if err != nil {
+			_ = unix.Close(wake)
+		}
+	}
+	if err != nil {
+		_ = unix.Close(epoll)
+		return nil, fmt.Errorf("no way to end a loop: %w", err)
+	}
+	l := &Loop{epoll: epoll, wake: wake, ended: make(chan struct{}), conns: map[int32]*Conn{}}
+	go l.run()
+	return l, nil
+}
+
+// Close ends the loop; its connections must have been closed and left.
+func (l *Loop) Close() {
+	_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	<-l.ended
+	_ = unix.Close(l.wake)
+	_ = unix.Close(l.epoll)
+}
+
+// Len is how many connections it has.
+func (l *Loop) Len() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns)
+}
+
+func (l *Loop) run() {
+	defer close(l.ended)
+	events := make([]unix.EpollEvent, maxEvents)
+	for {
+		n, err := unix.EpollWait(l.epoll, events, -1)
+		if err != nil && !errors.Is(err, syscall.EINTR) { // nothing else can be wrong with it
+			panic(fmt.Sprintf("waiting for connections: %v", err))
+		}
+		for i := range max(n, 0) {
+			if events[i].Fd == short(l.wake) {
+				return
+			}
+			l.mu.Lock()
+			c := l.conns[events[i].Fd]
+			l.mu.Unlock()
+			if c != nil { // else it was closed since
+				c.told(events[i].Events)
+			}
+		}
+	}
+}
+
+// polling is what a connection has to do with its loop. Before Attend there is
+// none, and Go's runtime waits for its descriptor. The connection's mu guards it;
+// its reader, which alone calls Attend, and who is at the descriptor may look at
+// loop and fd without.
+type polling struct {
+	loop *Loop
+	fd   int
+	// readable is called by the loop when there is something to read; nil while
+	// the reader waits for that by itself.
+	readable func()
+	awaited  uint32    // events that a reader or writer sleeps for
+	come     sync.Cond // one of them did, or the connection is over
+	using    int       // readers that are at the descriptor: it is not closed under them
+	closed   bool
+}
+
+const (
+	toRead  = unix.EPOLLIN | unix.EPOLLHUP | unix.EPOLLERR
+	toWrite = unix.EPOLLOUT | unix.EPOLLHUP | unix.EPOLLERR
+)
+
+// Attend has l call readable, in its goroutine, whenever there is something to
+// read, instead of the caller waiting in Read: that is Fetch's then, and Read's as
+// far as Buffered says. Calls do not overlap. readable must not wait for anything,
+// and is called until it calls Leave, which it must at an error. Attend says
+// whether that is so now; if not, the connection is as it was.
+func (c *Conn) Attend(l *Loop, readable func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.loop == nil && !c.moveLocked(l) {
+		return false
+	}
+	if c.closed {
+		return false // Read says so
+	}
+	c.readable = readable
+	c.armLocked()
+	return true
+}
+
+// moveLocked takes the connection away from Go's runtime: a descriptor of our own
+// for the same socket, and the other one closed.
+func (c *Conn) moveLocked(l *Loop) bool {
+	if c.draining || c.err != nil || c.raw == nil {
+		return false
+	}
+	fd, err := -1, error(nil)
+	if failed := c.raw.Control(func(old uintptr) {
+		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
+	}); failed != nil || err != nil {
+		return false // out of descriptors, say: it does as it is
+	}
+	// Of one shot and for nothing: it tells of the other end's end at most, once.
+	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT, Fd: short(fd)}); err != nil {
+		_ = unix.Close(fd)
+		return false
+	}
+	_ = c.nc.Close()
+	c.loop, c.fd = l, fd
+	c.come.L = &c.mu
+	l.mu.Lock()
+	l.conns[short(fd)] = c
+	l.mu.Unlock()
+	return true
+}
+
+// Leave ends what Attend began: the connection is read by Read again, by any
+// goroutine. Called by readable.
+func (c *Conn) Leave() {
+	c.mu.Lock()
+	c.readable = nil
+	c.armLocked()
+	c.mu.Unlock()
+}
+
+// Fetch reads once what has come, without waiting; io.EOF at the end between frames.
+func (c *Conn) Fetch() error {
+	want := headerSize
+	if c.end-c.start >= headerSize {
+		h, err := parseHeader(c.buf[c.start:], c.limit)
+		switch {
+		case err != nil:
+			return err
+		case headerSize+h.length > readBuffer:
+			return nil // Read's
+		}
+		want += h.length
+	}
+	c.room(want)
+	n, errno := readFd(uintptr(c.fd), c.buf[c.end:])
+	c.end += n
+	switch {
+	case n > 0 || errno == syscall.EAGAIN:
+		return nil
+	case errno != 0:
+		return errno
+	}
+	return c.cut(c.over(), c.end-c.start, want)
+}
+
+// Large says that the next frame is on its way and too long for Fetch.
+func (c *Conn) Large() bool {
+	if c.end-c.start < headerSize {
+		return false
+	}
+	h, err := parseHeader(c.buf[c.start:], c.limit)
+	return err == nil && headerSize+h.length > readBuffer
+}
+
+// over tells a close at this end from one at the other.
+func (c *Conn) over() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	return io.EOF
+}
+
+// armLocked has the loop told of what is waited for. Where nothing reads all the
+// time, one event at a time: the other end's end would be told without pause.
+func (c *Conn) armLocked() {
+	if c.fd < 0 {
+		return
+	}
+	events := c.awaited
+	if c.readable != nil {
+		events |= unix.EPOLLIN
+	} else {
+		events |= unix.EPOLLONESHOT
+	}
+	if err := unix.EpollCtl(c.loop.epoll, unix.EPOLL_CTL_MOD, c.fd, &unix.EpollEvent{Events: events, Fd: short(c.fd)}); err != nil {
+		panic(fmt.Sprintf("waiting for a connection: %v", err)) // it is there, and stays as large as it is
+	}
+}
+
+// told takes the loop's word.
+func (c *Conn) told(events uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fd < 0 {
+		return
+	}
+	awaited := c.awaited
+	if events&toWrite != 0 {
+		c.awaited &^= unix.EPOLLOUT
+	}
+	if events&toRead != 0 {
+		c.awaited &^= unix.EPOLLIN
+	}
+	if c.awaited != awaited {
+		c.come.Broadcast()
+	}
+	if c.readable == nil {
+		if c.awaited != 0 {
+			c.armLocked()
+		}
+		return
+	}
+	if c.awaited != awaited {
+		c.armLocked()
+	}
+	if events&toRead == 0 {
+		return
+	}
+	readable := c.readable
+	c.using++
+	c.mu.Unlock()
+	readable()
+	c.mu.Lock()
+	c.using--
+	c.releaseLocked()
+}
+
+// awaitLocked sleeps until an event has come or the connection is over.
+func (c *Conn) awaitLocked(event uint32, over func() bool) {
+	if over() {
+		return
+	}
+	c.awaited |= event
+	c.armLocked()
+	for c.awaited&event != 0 && !over() {
+		c.come.Wait()
+	}
+}
+
+// readPolled is readSome for a connection with a loop, outside of it.
+func (c *Conn) readPolled(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for !c.closed {
+		c.using++
+		c.mu.Unlock()
+		n, errno := readFd(uintptr(c.fd), b)
+		c.mu.Lock()
+		c.using--
+		c.releaseLocked()
+		switch {
+		case n > 0:
+			return n, nil
+		case errno == syscall.EAGAIN:
+			c.awaitLocked(unix.EPOLLIN, func() bool { return c.closed })
+		case errno != 0:
+			return 0, errno
+		case !c.closed:
+			return 0, io.EOF
+		}
+	}
+	return 0, net.ErrClosed
+}
+
+// maxParts is how many buffers one write takes.
+const maxParts = 64
+
+// writePolled writes all of queue, which the drain does. It returns how much went
+// out before an error.
+func (c *Conn) writePolled(queue [][]byte) (int64, error) {
+	sum := int64(0)
+	for len(queue) > 0 {
+		n, err := unix.Writev(c.fd, queue[:min(len(queue), maxParts)])
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case errors.Is(err, syscall.EAGAIN):
+			c.mu.Lock()
+			c.awaitLocked(unix.EPOLLOUT, func() bool { return c.err != nil })
+			err = c.err
+			c.mu.Unlock()
+			if err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return sum, err
+		}
+		sum += int64(n)
+		for len(queue) > 0 && n >= len(queue[0]) {
+			n -= len(queue[0])
+			queue[0] = nil // it may be large
+			queue = queue[1:]
+		}
+		if n > 0 {
+			queue[0] = queue[0][n:]
+		}
+	}
+	return sum, nil
+}
+
+// closeLocked ends a connection with a loop. Whoever reads is told by the socket,
+// and the descriptor goes when nobody is at it any more.
+func (c *Conn) closeLocked() {
+	if c.closed {
+		return
+	}
+	c.closed = true
+	_ = unix.Shutdown(c.fd, unix.SHUT_RDWR) // fails where the other end is gone
+	c.come.Broadcast()
+	c.releaseLocked()
+}
+
+func (c *Conn) releaseLocked() {
+	if !c.closed || c.using > 0 || c.draining || c.readable != nil || c.fd < 0 {
+		return
+	}
+	c.loop.mu.Lock()
+	delete(c.loop.conns, short(c.fd))
+	c.loop.mu.Unlock()
+	_ = unix.EpollCtl(c.loop.epoll, unix.EPOLL_CTL_DEL, c.fd, nil)
+	_ = unix.Close(c.fd)
+	c.fd = -1
+}
+
+// short is a descriptor as epoll carries it.
+func short(fd int) int32 {
+	if fd > math.MaxInt32 {
+		panic("a descriptor beyond all limits")
+	}
+	return int32(fd)
+}
