@@ -48,9 +48,9 @@ func runHead(embedded bool, virtual string) error {
 	// The head makes little garbage and much of it at once: collect less often.
 	debug.SetGCPercent(400)
 	if os.Getenv("GOMAXPROCS") == "" {
-		// The script and the workers need the cores more. On two of them, a second
-		// thread of ours costs a third of the calls in flight.
-		runtime.GOMAXPROCS(max(1, runtime.NumCPU()/2))
+		// The script and the workers need the cores more. Two at least: while one
+		// waits for connections (wire.Loop), the other is there for all else.
+		runtime.GOMAXPROCS(max(2, runtime.NumCPU()/2))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

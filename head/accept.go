@@ -19,10 +19,6 @@ type peer interface {
 	gone(err error)
 }
 
-// maxBurst bounds how many frames are handled before what they led to is
-// flushed, so that one busy caller does not hold up the first of its own calls.
-const maxBurst = 64
-
 // helloBound is how long a connection may take to say who it is.
 const helloBound = 10 * time.Second
 
@@ -79,21 +75,25 @@ func (h *Head) serve(c *wire.Conn, trusted bool) {
 	h.serving.Add(1)
 	h.mu.Unlock()
 	go func() {
-		defer h.serving.Done()
 		p, err := h.greet(c, trusted)
-		if err == nil {
-			err = h.read(c, p)
-			var told *spec.Error
-			if errors.As(err, &told) { // what was wrong with what it sent
-				c.Send(wire.Header{Kind: wire.KindClose}, wire.AppendError(nil, told), nil)
-			}
-			p.gone(err)
+		if err != nil {
+			h.done(c)
+			return
 		}
-		h.mu.Lock()
-		delete(h.conns, c)
-		h.mu.Unlock()
-		_ = c.CloseWhenFlushed()
+		r := &reader{h: h, c: c, p: p, lane: h.laneFor()}
+		if !r.attend() {
+			r.run()
+		}
 	}()
+}
+
+// done lets go of a connection that is not read any more.
+func (h *Head) done(c *wire.Conn) {
+	h.mu.Lock()
+	delete(h.conns, c)
+	h.mu.Unlock()
+	_ = c.CloseWhenFlushed()
+	h.serving.Done()
 }
 
 // greet answers the hello.
@@ -130,31 +130,6 @@ func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
 
 // starter is a peer that has work to do once it is welcomed.
 type starter interface{ start() }
-
-// read hands a connection's frames to p until it ends, and returns why.
-func (h *Head) read(c *wire.Conn, p peer) error {
-	var b batch
-	var f wire.Frame // one for all: handlers take its address
-	for {
-		var err error
-		f, err = c.Read()
-		if f.Kind != wire.KindResult {
-			b.unlock(h)
-		}
-		if err == nil {
-			settle(&f)
-			err = p.handle(&f, &b)
-		}
-		b.frames++
-		if err != nil || b.frames >= maxBurst || !c.Buffered() {
-			b.unlock(h)
-			b.flush()
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
 
 // admit checks who says hello and makes the peer for it.
 func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (peer, wire.Welcome, error) {

@@ -228,14 +228,25 @@ func (c *caller) throttleLocked(b *batch) {
 		b.slow = nil
 		return
 	}
+	if b.inLane {
+		b.held = c
+		return
+	}
 	slow := b.slow
 	b.slow = nil
 	c.h.mu.Unlock()
 	b.flush()
+	c.wait(slow)
+	c.h.mu.Lock()
+}
+
+// wait is until slow has caught up and the caller is within its limits again.
+func (c *caller) wait(slow port) {
 	if slow != nil {
 		slow.WaitBelow(maxBacklog)
 	}
 	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
 	c.h.throttled++
 	for c.bytes > maxBytes && !c.left {
 		c.h.free.Wait()

@@ -3,7 +3,8 @@
 // dispatch who gets what, call what is sent and answered when.
 //
 //	head.go      the Head: its options, its start and its end
-//	accept.go    connections: hello, roles, the loop that reads frames
+//	accept.go    connections: hello, roles
+//	reader.go    the lanes that read frames of many connections; what leaves them
 //	link.go      ports: a connection of its own, or a link through an agent
 //	caller.go    controllers: requests, calls, futures, back-pressure
 //	route.go     the bytes of a call: its route, its legs, its joined answer
@@ -18,6 +19,10 @@
 //	node.go      agents: launch, join, loss
 //	pool.go      pools and plans
 //	events.go    log lines and progress for whoever listens
+//
+// Small frames are handled where they are read, in a lane: a loop that many
+// connections share, so nothing that is called from it may wait. A large frame, or
+// a caller that must wait, takes its connection out of the lane for a while.
 //
 // One lock, Head.mu, guards all state. Nothing blocks while it is held: frames
 // are queued under it (that is what gives every rank the same order) and flushed

@@ -97,6 +97,7 @@ type Head struct {
 	serving  sync.WaitGroup
 	launches sync.WaitGroup // StartNodes under way
 	conns    map[*wire.Conn]bool
+	lanes    []*lane
 }
 
 // New makes a head that listens in opts.Dir.
@@ -152,6 +153,7 @@ func (h *Head) tokenFor(who string) string {
 // then takes everything down. owner, where not nil, is the connection of the
 // process that all this is for. Run returns nil after an orderly end.
 func (h *Head) Run(ctx context.Context, owner net.Conn) error {
+	h.openLanes()
 	h.serving.Add(1)
 	go h.accept()
 	if owner != nil {
@@ -175,6 +177,7 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 		h.serving.Go(func() { _ = c.CloseWhenFlushed() })
 	}
 	h.serving.Wait()
+	h.closeLanes()
 	return errors.Join(err, os.RemoveAll(h.opts.Dir))
 }
 
