@@ -25,6 +25,7 @@ _SPLIT, _WAITING, _MARKED, _KEEP = 1, 2, 4, 8
 _HEAD_LATE = 30.0
 
 _ALL = -1
+_UNFINISHED = -1  # in place of flags: a route without deadline, parent and flags
 _SPECIAL = (Mark, Ref)
 _PLAIN = frozenset((int, float, bool, str, bytes, list, dict, tuple, type(None)))
 
@@ -33,7 +34,7 @@ class Group:
     """A live cluster as calls need it: its number, size and methods."""
 
     __slots__ = (
-        "_prefixes",
+        "_routes",
         "class_name",
         "connection",
         "methods",
@@ -52,7 +53,7 @@ class Group:
         self.class_name = str(description["class"]).removeprefix("__muster_main__.")
         self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
         self.pickle = pickle
-        self._prefixes: dict[tuple[str, int, int], bytes] = {}
+        self._routes: dict[tuple[str, int, int, int], bytes] = {}
 
     def method(self, name: str) -> Method:
         """A public method by name, or the error that names the nearest."""
@@ -125,11 +126,14 @@ class Group:
         flags: int,
         finish: Callable[[Any], Any] | None,
     ) -> Ref:
-        if not _are_plain(args, kwargs) and _has_refs(args, kwargs):
+        plain = _are_plain(args, kwargs)
+        if not plain and _has_refs(args, kwargs):
             with self.connection.holding_acks():
                 encoded = self._encode(method, how, rank, args, kwargs, timeout, flags)
                 return self.connection.call(*encoded, finish)
-        route, payload, buffers = self._encode(method, how, rank, args, kwargs, timeout, flags)
+        route, payload, buffers = self._encode(
+            method, how, rank, args, kwargs, timeout, flags, plain
+        )
         return self.connection.call(route, payload, buffers, finish)
 
     def _encode(
@@ -141,11 +145,12 @@ class Group:
         kwargs: Mapping[str, Any],
         timeout: float | None,
         flags: int,
+        plain: bool = False,
     ) -> tuple[bytes, bytes, list[Any]]:
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
             method.check_cut(args, kwargs, self.world)
-        for arg in () if _are_plain(args, kwargs) else (*args, *kwargs.values()):
+        for arg in () if plain else (*args, *kwargs.values()):
             if isinstance(arg, _SPECIAL):
                 check_per_rank(method.where, args, kwargs, self.world)
                 args = [self._argument(arg) for arg in args]
@@ -157,18 +162,22 @@ class Group:
         if buffers:
             _objects.stow(buffers, f"arguments of {method.name}")
         parent = self.connection.parent()
-        prefix = self._prefixes.get((method.name, how, rank)) or self._prefix(method, how, rank)
         if timeout is None and not parent:
-            return prefix + bytes((0, 0, flags)), payload, buffers
-        route = prefix + _wire.pack(milliseconds(timeout)) + _wire.pack(parent) + bytes((flags,))
+            key = (method.name, how, rank, flags)
+            route = self._routes.get(key) or self._route(key, bytes((0, 0, flags)))
+            return route, payload, buffers
+        key = (method.name, how, rank, _UNFINISHED)
+        route = self._routes.get(key) or self._route(key, b"")
+        route += _wire.pack(milliseconds(timeout)) + _wire.pack(parent) + bytes((flags,))
         return route, payload, buffers
 
-    def _prefix(self, method: Method, how: int, rank: int) -> bytes:
-        """The part of a route that is the same for every call of a method."""
+    def _route(self, key: tuple[str, int, int, int], end: bytes) -> bytes:
+        """A route, or as much of it as is the same for every call of a method."""
+        name, how, rank, _ = key
         ranks = None if rank == _ALL else [rank]
-        parts = map(_wire.pack, (self.number, method.name, how, ranks))
-        prefix = self._prefixes[method.name, how, rank] = b"\x97" + b"".join(parts)
-        return prefix
+        parts = map(_wire.pack, (self.number, name, how, ranks))
+        route = self._routes[key] = b"\x97" + b"".join(parts) + end
+        return route
 
     def _argument(self, arg: Any) -> Any:
         """A ref as an argument: the head waits for it, unless its value is here already."""

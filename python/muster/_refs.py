@@ -107,7 +107,8 @@ class Ref:
         if self._state == PENDING:
             self._answer = (flags, body, buffers)
             self._state = ARRIVED
-            self._announce()
+            if self._watchers:
+                self._announce()
         return True
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
