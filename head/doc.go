@@ -21,8 +21,8 @@
 //	events.go    log lines and progress for whoever listens
 //
 // Small frames are handled where they are read, in a lane: a loop that many
-// connections share, so nothing that is called from it may wait. A large frame, or
-// a caller that must wait, takes its connection out of the lane for a while.
+// connections share, so nothing that is called from it may wait. A frame that takes
+// long, or a caller that must wait, takes its connection out of the lane for a while.
 //
 // One lock, Head.mu, guards all state. Nothing blocks while it is held: frames
 // are queued under it (that is what gives every rank the same order) and flushed

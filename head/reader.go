@@ -12,10 +12,6 @@ const (
 	// maxBurst bounds how many frames are handled before what they led to is
 	// flushed, so that one busy caller does not hold up the first of its own calls.
 	maxBurst = 64
-	// calm is how many small frames in a row bring a connection back to its lane.
-	calm = 16
-	// small is the size up to which a frame is.
-	small = 32 << 10
 	// laneFull is how many connections a lane has before the next one is filled:
 	// as long as they are few, a call's frames stay in one thread.
 	laneFull = 64
@@ -63,8 +59,8 @@ func (h *Head) laneFor() *lane {
 	return best
 }
 
-// reader hands a connection's frames to its peer, in the connection's lane as long
-// as they are small, else in a goroutine of its own.
+// reader hands a connection's frames to its peer: in the connection's lane, and
+// what would take that too long in a goroutine of its own.
 type reader struct {
 	h    *Head
 	c    *wire.Conn
@@ -82,7 +78,7 @@ func (r *reader) attend() bool {
 func (r *reader) readable() {
 	b, f := &r.lane.b, &r.lane.f
 	err := r.c.Fetch()
-	for err == nil && b.held == nil && r.c.Buffered() {
+	for err == nil && b.held == nil && r.c.Buffered() && !r.c.Large() {
 		err = r.next(f, b)
 	}
 	b.unlock(r.h)
@@ -97,19 +93,21 @@ func (r *reader) readable() {
 		r.c.Leave()
 		go func() {
 			held.wait(slow)
-			r.run()
+			if r.c.Buffered() || !r.attend() {
+				r.run()
+			}
 		}()
-	case r.c.Large():
+	case r.c.Buffered():
 		r.c.Leave()
 		go r.run()
 	}
 }
 
-// run reads until the connection is fit for its lane, or over.
+// run handles what takes longer, then gives the connection back to its lane.
 func (r *reader) run() {
 	var b batch
 	var f wire.Frame // one for all: handlers take its address
-	for quiet := 0; ; quiet++ {
+	for {
 		err := r.next(&f, &b)
 		if err != nil || !r.c.Buffered() {
 			b.unlock(r.h)
@@ -119,10 +117,7 @@ func (r *reader) run() {
 			r.end(err)
 			return
 		}
-		if wire.Size(nil, f.Body, f.Bufs) > small {
-			quiet = 0
-		}
-		if quiet >= calm && !r.c.Buffered() && r.attend() {
+		if !r.c.Buffered() && r.attend() {
 			return
 		}
 	}

@@ -35,6 +35,7 @@ type Conn struct {
 	buf        []byte
 	start, end int
 	limit      int
+	large      large
 	take       func(fd uintptr) bool // made once, as attempt below
 	into       []byte
 	tookN      int
@@ -135,6 +136,9 @@ func (c *Conn) CloseWhenFlushed() error {
 
 // Buffered says that a whole frame is in memory already.
 func (c *Conn) Buffered() bool {
+	if c.large.data != nil {
+		return c.large.have == c.large.length
+	}
 	if c.end-c.start < headerSize {
 		return false
 	}
@@ -144,6 +148,9 @@ func (c *Conn) Buffered() bool {
 
 // Read returns the next frame; io.EOF at the end between frames.
 func (c *Conn) Read() (Frame, error) {
+	if c.large.data != nil {
+		return c.readLarge()
+	}
 	if err := c.want(headerSize); err != nil {
 		return Frame{}, err
 	}
@@ -152,7 +159,8 @@ func (c *Conn) Read() (Frame, error) {
 		return Frame{}, err
 	}
 	if headerSize+h.length > readBuffer {
-		return c.readLarge(h)
+		c.beginLarge(h)
+		return c.readLarge()
 	}
 	if err := c.want(headerSize + h.length); err != nil {
 		return Frame{}, err
@@ -203,25 +211,43 @@ func (c *Conn) cut(err error, have, want int) error {
 	return err
 }
 
-func (c *Conn) readLarge(h rawHeader) (Frame, error) {
+// large is a frame that does not fit the buffer, as far as it has come.
+type large struct {
+	rawHeader
+	data []byte // nil: there is none
+	have int
+}
+
+func (c *Conn) beginLarge(h rawHeader) {
 	c.start += headerSize
 	have := c.end - c.start
-	data := make([]byte, min(h.length, max(growBy, 2*have)))
-	n := copy(data, c.buf[c.start:c.end])
+	c.large = large{rawHeader: h, data: make([]byte, min(h.length, max(growBy, 2*have)))}
+	c.large.have = copy(c.large.data, c.buf[c.start:c.end])
 	c.start, c.end = 0, 0
-	for n < h.length {
-		if n == len(data) {
-			grown := make([]byte, min(h.length, 2*len(data)))
-			copy(grown, data)
-			data = grown
-		}
-		m, err := c.readSome(data[n:])
-		n += m
-		if err != nil && n < h.length {
-			return Frame{}, c.cut(err, n+headerSize, h.length+headerSize)
+}
+
+// growLarge is where the next bytes of a large frame go.
+func (c *Conn) growLarge() []byte {
+	l := &c.large
+	if l.have == len(l.data) {
+		grown := make([]byte, min(l.length, 2*len(l.data)))
+		copy(grown, l.data)
+		l.data = grown
+	}
+	return l.data[l.have:]
+}
+
+func (c *Conn) readLarge() (Frame, error) {
+	for c.large.have < c.large.length {
+		n, err := c.readSome(c.growLarge())
+		c.large.have += n
+		if err != nil && c.large.have < c.large.length {
+			return Frame{}, c.cut(err, c.large.have+headerSize, c.large.length+headerSize)
 		}
 	}
-	return h.split(data)
+	l := c.large
+	c.large = large{}
+	return l.split(l.data)
 }
 
 // Queue appends a frame to what the next Flush writes; its body is prefix and
@@ -301,6 +327,10 @@ func (c *Conn) Flush() {
 	if len(c.queue) == 0 && (c.loop != nil || c.raw != nil) && c.writeNow() {
 		return
 	}
+	if c.loop != nil {
+		c.writeQueueLocked()
+		return
+	}
 	c.draining = true
 	go c.drain()
 }
@@ -346,22 +376,14 @@ func (c *Conn) drain() {
 			}
 			c.draining = false
 			c.drained.Broadcast()
-			c.releaseLocked()
 			c.mu.Unlock()
 			return
 		}
 		bufs := net.Buffers(c.queue)
 		c.queue = nil
-		polled := c.loop != nil // no change while it drains
 		c.mu.Unlock()
 
-		var n int64
-		var err error
-		if polled {
-			n, err = c.writePolled(bufs)
-		} else {
-			n, err = bufs.WriteTo(c.nc)
-		}
+		n, err := bufs.WriteTo(c.nc)
 		c.pending.Add(-n)
 		if err != nil {
 			c.fail(err)
@@ -387,9 +409,12 @@ func (c *Conn) failLocked(err error) {
 	if c.err == nil {
 		c.err = err
 	}
+	if c.loop != nil && c.draining { // nobody else is at it
+		c.draining = false
+		c.armLocked()
+	}
 	if !c.draining {
 		c.drop()
 	}
 	c.drained.Broadcast()
-	c.come.Broadcast()
 }

@@ -97,8 +97,8 @@ type polling struct {
 	// readable is called by the loop when there is something to read; nil while
 	// the reader waits for that by itself.
 	readable func()
-	awaited  uint32    // events that a reader or writer sleeps for
-	come     sync.Cond // one of them did, or the connection is over
+	awaited  bool      // the reader sleeps until there is something
+	come     sync.Cond // there is, or the connection is over
 	using    int       // readers that are at the descriptor: it is not closed under them
 	closed   bool
 }
@@ -164,37 +164,60 @@ func (c *Conn) Leave() {
 
 // Fetch reads once what has come, without waiting; io.EOF at the end between frames.
 func (c *Conn) Fetch() error {
-	want := headerSize
-	if c.end-c.start >= headerSize {
+	into, want := c.large.data, headerSize
+	if into == nil && c.end-c.start >= headerSize {
 		h, err := parseHeader(c.buf[c.start:], c.limit)
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case headerSize+h.length > readBuffer:
-			return nil // Read's
 		}
-		want += h.length
+		if want += h.length; want > readBuffer {
+			c.beginLarge(h)
+		}
 	}
-	c.room(want)
-	n, errno := readFd(uintptr(c.fd), c.buf[c.end:])
-	c.end += n
+	if c.large.data != nil {
+		into, want = c.growLarge(), headerSize+c.large.length
+	} else {
+		c.room(want)
+		into = c.buf[c.end:]
+	}
+	n, errno := readFd(uintptr(c.fd), into)
+	have := &c.end
+	if c.large.data != nil {
+		have = &c.large.have
+	}
+	*have += n
 	switch {
+	case n > 0 && c.large.data == nil && c.end == len(c.buf) && c.claims() > readBuffer:
+		return c.Fetch() // its rest is there as well, most often
 	case n > 0 || errno == syscall.EAGAIN:
 		return nil
 	case errno != 0:
 		return errno
 	}
+	if c.large.data != nil {
+		return c.cut(c.over(), headerSize+c.large.have, want)
+	}
 	return c.cut(c.over(), c.end-c.start, want)
 }
 
-// Large says that the next frame is on its way and too long for Fetch.
-func (c *Conn) Large() bool {
+// claims is how long the next frame says it is; 0 where that is not known.
+func (c *Conn) claims() int {
 	if c.end-c.start < headerSize {
-		return false
+		return 0
 	}
 	h, err := parseHeader(c.buf[c.start:], c.limit)
-	return err == nil && headerSize+h.length > readBuffer
+	if err != nil {
+		return 0
+	}
+	return headerSize + h.length
 }
+
+// Large says that the next frame, which is Buffered, is one of those that take
+// time: who has little leaves it to others.
+func (c *Conn) Large() bool { return c.large.data != nil && c.large.length > largeFrame }
+
+// largeFrame is as much as is copied in a tenth of a millisecond or so.
+const largeFrame = 512 << 10
 
 // over tells a close at this end from one at the other.
 func (c *Conn) over() error {
@@ -212,10 +235,16 @@ func (c *Conn) armLocked() {
 	if c.fd < 0 {
 		return
 	}
-	events := c.awaited
-	if c.readable != nil {
+	events := uint32(0)
+	if c.draining {
+		events |= unix.EPOLLOUT
+	}
+	switch {
+	case c.readable != nil:
 		events |= unix.EPOLLIN
-	} else {
+	case c.awaited:
+		events |= unix.EPOLLIN | unix.EPOLLONESHOT
+	default:
 		events |= unix.EPOLLONESHOT
 	}
 	if err := unix.EpollCtl(c.loop.epoll, unix.EPOLL_CTL_MOD, c.fd, &unix.EpollEvent{Events: events, Fd: short(c.fd)}); err != nil {
@@ -230,24 +259,19 @@ func (c *Conn) told(events uint32) {
 	if c.fd < 0 {
 		return
 	}
-	awaited := c.awaited
-	if events&toWrite != 0 {
-		c.awaited &^= unix.EPOLLOUT
-	}
-	if events&toRead != 0 {
-		c.awaited &^= unix.EPOLLIN
-	}
-	if c.awaited != awaited {
-		c.come.Broadcast()
+	if c.draining && events&toWrite != 0 {
+		c.writeQueueLocked()
+		c.releaseLocked()
 	}
 	if c.readable == nil {
-		if c.awaited != 0 {
+		if c.awaited && events&toRead != 0 {
+			c.awaited = false
+			c.come.Broadcast()
+		}
+		if c.fd >= 0 && (c.awaited || c.draining) { // it was of one shot
 			c.armLocked()
 		}
 		return
-	}
-	if c.awaited != awaited {
-		c.armLocked()
 	}
 	if events&toRead == 0 {
 		return
@@ -259,18 +283,6 @@ func (c *Conn) told(events uint32) {
 	c.mu.Lock()
 	c.using--
 	c.releaseLocked()
-}
-
-// awaitLocked sleeps until an event has come or the connection is over.
-func (c *Conn) awaitLocked(event uint32, over func() bool) {
-	if over() {
-		return
-	}
-	c.awaited |= event
-	c.armLocked()
-	for c.awaited&event != 0 && !over() {
-		c.come.Wait()
-	}
 }
 
 // readPolled is readSome for a connection with a loop, outside of it.
@@ -288,7 +300,11 @@ func (c *Conn) readPolled(b []byte) (int, error) {
 		case n > 0:
 			return n, nil
 		case errno == syscall.EAGAIN:
-			c.awaitLocked(unix.EPOLLIN, func() bool { return c.closed })
+			c.awaited = true
+			c.armLocked()
+			for c.awaited && !c.closed {
+				c.come.Wait()
+			}
 		case errno != 0:
 			return 0, errno
 		case !c.closed:
@@ -301,38 +317,36 @@ func (c *Conn) readPolled(b []byte) (int, error) {
 // maxParts is how many buffers one write takes.
 const maxParts = 64
 
-// writePolled writes all of queue, which the drain does. It returns how much went
-// out before an error.
-func (c *Conn) writePolled(queue [][]byte) (int64, error) {
-	sum := int64(0)
-	for len(queue) > 0 {
-		n, err := unix.Writev(c.fd, queue[:min(len(queue), maxParts)])
-		switch {
-		case errors.Is(err, syscall.EINTR):
-			continue
-		case errors.Is(err, syscall.EAGAIN):
-			c.mu.Lock()
-			c.awaitLocked(unix.EPOLLOUT, func() bool { return c.err != nil })
-			err = c.err
-			c.mu.Unlock()
-			if err == nil {
-				continue
-			}
-		}
-		if err != nil {
-			return sum, err
-		}
-		sum += int64(n)
-		for len(queue) > 0 && n >= len(queue[0]) {
-			n -= len(queue[0])
-			queue[0] = nil // it may be large
-			queue = queue[1:]
-		}
-		if n > 0 {
-			queue[0] = queue[0][n:]
-		}
+// writeQueueLocked writes what the kernel takes at once; the loop comes back for
+// the rest.
+func (c *Conn) writeQueueLocked() {
+	if len(c.out) > 0 {
+		c.queue = append(c.queue, c.out)
+		c.out = nil
 	}
-	return sum, nil
+	n, err := unix.Writev(c.fd, c.queue[:min(len(c.queue), maxParts)])
+	if err != nil && !errors.Is(err, syscall.EAGAIN) && !errors.Is(err, syscall.EINTR) {
+		c.failLocked(err)
+		return
+	}
+	n = max(n, 0)
+	c.pending.Add(-int64(n))
+	for len(c.queue) > 0 && n >= len(c.queue[0]) {
+		n -= len(c.queue[0])
+		c.queue[0] = nil // it may be large
+		c.queue = c.queue[1:]
+	}
+	if n > 0 {
+		c.queue[0] = c.queue[0][n:]
+	}
+	if left := len(c.queue) > 0; left != c.draining {
+		c.draining = left
+		c.armLocked()
+	}
+	if !c.draining {
+		c.queue = nil
+	}
+	c.drained.Broadcast()
 }
 
 // closeLocked ends a connection with a loop. Whoever reads is told by the socket,

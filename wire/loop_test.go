@@ -63,7 +63,7 @@ func attend(c *Conn, l *Loop, calm int, take func(f *Frame)) *attended {
 
 func (a *attended) readable() {
 	err := a.c.Fetch()
-	for err == nil && a.c.Buffered() {
+	for err == nil && a.c.Buffered() && !a.c.Large() {
 		var f Frame
 		if f, err = a.c.Read(); err == nil {
 			a.take(&f)
@@ -73,7 +73,7 @@ func (a *attended) readable() {
 	case err != nil:
 		a.c.Leave()
 		a.over <- err
-	case a.c.Large():
+	case a.c.Buffered():
 		a.c.Leave()
 		go a.read()
 	}
