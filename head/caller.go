@@ -255,7 +255,7 @@ func (c *caller) gone(err error) {
 	delete(h.callers, c.number)
 	h.ordersLocked(h.table.CallerGone(c.number), &b)
 	if c.worker == nil {
-		h.endedLocked(lease.Caller(c.number), &b)
+		h.endedLocked(lease.Caller(c.number), c.worker.nodeIndex(), &b)
 	}
 	isOwner := h.owner == c
 	var mine []*cluster

@@ -70,6 +70,7 @@ type Head struct {
 	table      *call.Table
 	leases     lease.Table
 	objects    []lease.Object // of the frame at hand
+	touched    []*node        // whose stores are to be told something
 	nodes      []*node
 	nodesKnown bool
 	backendErr error

@@ -104,13 +104,13 @@ func (h *Head) release(from lease.Holder, body []byte, b *batch) error {
 	return nil
 }
 
-// endedLocked drops all that a process knew of, and what it made and told
-// nobody of.
-func (h *Head) endedLocked(holder lease.Holder, b *batch) {
+// endedLocked drops all that a process knew of, and what it made, in the store of
+// its node, and told nobody of.
+func (h *Head) endedLocked(holder lease.Holder, node int, b *batch) {
 	h.leases.End(holder)
 	h.tellStoresLocked(b)
-	for _, n := range h.nodes {
-		n.noticeLocked("objects", &wire.Objects{Gone: []uint64{uint64(holder)}}, b)
+	if node < len(h.nodes) {
+		h.nodes[node].noticeLocked("objects", &wire.Objects{Gone: []uint64{uint64(holder)}}, b)
 	}
 }
 
@@ -120,33 +120,45 @@ func (h *Head) tellStoresLocked(b *batch) {
 		return
 	}
 	fresh, lent, freed := h.leases.Changes()
-	for _, n := range h.nodes {
-		o := wire.Objects{Hold: numbers(n.hold[:0], fresh, n.index), Drop: numbers(n.drop[:0], freed, n.index), Lent: n.lent[:0]}
-		for _, l := range lent {
-			if l.Object.Node() != n.index {
-				continue
-			}
-			count := 1
-			if l.Ended {
-				count = -1
-			}
-			o.Lent = append(o.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: count})
-		}
-		n.hold, n.drop, n.lent = o.Hold, o.Drop, o.Lent // their memory is used again
-		if len(o.Hold)+len(o.Drop)+len(o.Lent) > 0 {
-			n.noticeLocked("objects", &o, b)
+	for _, o := range fresh {
+		if n := h.touchLocked(o); n != nil {
+			n.told.Hold = append(n.told.Hold, uint64(o))
 		}
 	}
+	for _, l := range lent {
+		n := h.touchLocked(l.Object)
+		if n == nil {
+			continue
+		}
+		count := 1
+		if l.Ended {
+			count = -1
+		}
+		n.told.Lent = append(n.told.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: count})
+	}
+	for _, o := range freed {
+		if n := h.touchLocked(o); n != nil {
+			n.told.Drop = append(n.told.Drop, uint64(o))
+		}
+	}
+	for i, n := range h.touched {
+		n.noticeLocked("objects", &n.told, b)
+		n.told.Hold, n.told.Lent, n.told.Drop = n.told.Hold[:0], n.told.Lent[:0], n.told.Drop[:0]
+		h.touched[i] = nil
+	}
+	h.touched = h.touched[:0]
 }
 
-// numbers appends those of a node's objects.
-func numbers(dst []uint64, objects []lease.Object, node int) []uint64 {
-	for _, o := range objects {
-		if o.Node() == node {
-			dst = append(dst, uint64(o))
-		}
+// touchLocked is the node of an object, which is to be told something.
+func (h *Head) touchLocked(o lease.Object) *node {
+	if o.Node() >= len(h.nodes) {
+		return nil // a name that no store gave
 	}
-	return dst
+	n := h.nodes[o.Node()]
+	if len(n.told.Hold)+len(n.told.Lent)+len(n.told.Drop) == 0 {
+		h.touched = append(h.touched, n)
+	}
+	return n
 }
 
 // noticeLocked queues a notice to an agent, if it is there.

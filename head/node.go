@@ -21,11 +21,9 @@ type node struct {
 	agent backend.Agent
 	conn  *wire.Conn
 	asker *wire.Asker
-	links []peer      // relayed connections, by link; its reader's alone
-	cast  [2][]uint32 // links that a call goes to, those that are muted second; empty between calls
-	hold  []uint64    // for notices, as below
-	drop  []uint64
-	lent  []wire.Lent
+	links []peer       // relayed connections, by link; its reader's alone
+	cast  [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
+	told  wire.Objects // for its store, while that is put together; empty between
 	ready bool
 	lost  *spec.Error // why it is no use any more
 }

@@ -167,7 +167,7 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 		w.cluster.failLocked(&about)
 	}
 	h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
-	h.endedLocked(lease.Worker(w.Number), b)
+	h.endedLocked(lease.Worker(w.Number), w.node.index, b)
 }
 
 // endError words how a worker's process ended.

@@ -343,8 +343,8 @@ type Objects struct {
 	Hold  []uint64 `msg:"hold"`
 	Lent  []Lent   `msg:"lent"`
 	Moved []uint64 `msg:"moved"`
-	Drop []uint64 `msg:"drop"`
-	Gone []uint64 `msg:"gone"`
+	Drop  []uint64 `msg:"drop"`
+	Gone  []uint64 `msg:"gone"`
 }
 
 //msgp:tuple Lent
