@@ -115,9 +115,9 @@ class Ledger:
         self._sorting = threading.Lock()
         self.ended: list[Ending] = []  # with accounts
         self.given_back: list[tuple[int, int]] = []  # objects and counts, for the head
-        #: A call runs whose reply takes along what was given back of its own arguments: until
-        #: then the head holds those for the call anyway.
-        self.in_leg = False
+        #: The call that runs, if its reply takes along what was given back of its own arguments:
+        #: until then the head holds those for the call anyway. Else 0.
+        self.leg = 0
         self._pressing = False  # something else was given back
         #: Sends what was given back if that can be done without waiting.
         self.send: Callable[[], None] = _leave_it
@@ -137,7 +137,7 @@ class Ledger:
             return  # in a forked child, nothing of it is ours
         while self.ended and attempt(self._sorting, self._sort):
             pass
-        if self.given_back and (self._pressing or not self.in_leg):
+        if self.given_back and (self._pressing or not self.leg):
             self._pressing = False
             self.send()
 
@@ -148,7 +148,7 @@ class Ledger:
             forget(ending)
             # No call between the two steps, after which a signal handler could run.
             if account.count:
-                if not account.of_leg:
+                if account.leg != self.leg:
                     self._pressing = True
                 self.given_back += [(account.object, account.count)]
                 del self.ended[0]
@@ -205,13 +205,13 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 class Account:
     """What is to be given back for an object in the end."""
 
-    __slots__ = ("count", "lines", "maker", "object", "of_leg", "segment", "watched")
+    __slots__ = ("count", "leg", "lines", "maker", "object", "segment", "watched")
 
     def __init__(self, object: int, maker: Store | None) -> None:
         self.watched = False
         self.object = object
         self.segment = 0  # where it lies: of what was made here, and of what was lent
-        self.of_leg = False  # it came with the arguments of a call that runs here
+        self.leg = 0  # the call with whose arguments it came
         self.count = 0  # as the head has it
         self.maker = maker  # the store's connection, if it was made here
         self.lines: list[Any] = []  # connections by which the head was told of what was made
@@ -274,7 +274,7 @@ def views(sources: Sequence[Stored]) -> list[memoryview]:
     of the same object share one lease."""
     from . import _shm
 
-    if len(sources) == 1 and sources[0].right.account.of_leg:
+    if len(sources) == 1 and sources[0].right.account.leg:
         source = sources[0]
         lent = source.right.ledger.stores.borrow(source.right)
         if lent is not None and source.offset + source.nbytes <= lent.size:
@@ -332,7 +332,7 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
             if right is None:
                 right = rights[buf.object] = Right(ledger, buf.object)
                 if leg:
-                    right.account.of_leg = True
+                    right.account.leg = ledger.leg
                     right.account.segment = buf.segment
             bufs[i] = Stored(right, buf.offset, buf.length)
     for right in rights.values():

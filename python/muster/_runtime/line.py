@@ -26,10 +26,10 @@ class Line:
         self._lock = threading.Lock()
         self._unsent = b""  # of a notice that the kernel took in part
 
-    def in_leg(self, runs: bool) -> None:
-        """Say that a call runs, with whose reply goes what is given back of its arguments."""
+    def in_leg(self, call: int) -> None:
+        """Say which call runs, with whose reply goes what is given back of its arguments."""
         if self._ledger is not None:
-            self._ledger.in_leg = runs
+            self._ledger.leg = call
 
     def begin(self) -> None:
         """The worker has said that it is ready: from now on notices may go out."""

@@ -46,7 +46,7 @@ class Serial:
             if kind != _wire.KIND_LEG:
                 continue
             if parts:
-                line.in_leg(True)
+                line.in_leg(call)
             name = "a method"
             error: BaseException | None = None
             method: Any = None
@@ -83,7 +83,7 @@ class Serial:
             else:
                 flags, body, bufs = host.failure(name, error)
             value = error = None  # what only they name is given back with the reply
-            line.in_leg(False)
+            line.in_leg(0)
             try:
                 if bufs or given_back or len(body) > _wire.JOIN:
                     line.reply(call, flags, body, bufs)
