@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from . import _errors, _wire
 from ._endings import attempt, forget, when_gone
-from ._shm import Mapping, Segment
+from ._shm import Mapping, Segment, make_room
 
 _CONNECT_SECONDS = 30.0
 _MOST_OPENED = 200  # objects in one request: the kernel passes on 253 descriptors at once
@@ -341,6 +341,8 @@ class Store:
         for number, fd in zip(message["fds"], fds, strict=False):
             if number not in self._segments:
                 self._segments[number] = Segment(fd)
+        if fds:
+            make_room(max(fds))
 
     # --- sending ------------------------------------------------------------------
 

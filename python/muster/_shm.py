@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 import threading
 from _thread import allocate_lock, start_new_thread
@@ -88,6 +89,21 @@ def view(address: int, length: int, owner: object) -> memoryview:
 @lru_cache(maxsize=64)
 def _array_type(bits: int) -> Any:
     return ctypes.c_char * (1 << bits)
+
+
+def make_room(fd: int) -> None:
+    """Raise the soft limit of open files where descriptors of segments take up half of it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if fd < soft // 2 or soft in (hard, resource.RLIM_INFINITY):
+        return
+    more = max(2 * soft, 4 * fd)
+    try:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE,
+            (more if hard == resource.RLIM_INFINITY else min(more, hard), hard),
+        )
+    except (OSError, ValueError):
+        pass  # then it ends where it ends
 
 
 class Segment:

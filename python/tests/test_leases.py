@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 from fakestore import POISON, Stores
 
-from muster import _errors, _objects, _store, _wire
+from muster import _errors, _leases, _objects, _store, _wire
 from muster._objects import Inline, Source, Stored
 
 SIZE = 1 << 20
@@ -322,6 +323,41 @@ def test_cycles_are_collected_wherever_the_collector_runs(stores: Stores) -> Non
     gc.collect()
     put(0)
     store.wait_for(lambda: store.views() == 0)
+
+
+def test_many_segments_raise_the_limit_of_open_files(stores: Stores) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 60, before[1]))
+        kept = [put(n, 1 << 16) for n in range(200)]
+        assert len({source.right.object for source in kept}) == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_no_open_files_are_left(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_leases, "make_room", lambda _fd: None)
+    numbers = [publish(put(n, 1 << 16)) for n in range(100)]
+    _objects.use(None)
+    stores.ledger.retire()
+    reader = _objects.use(stores.welcome)  # as another process, without descriptors yet
+    assert reader is not None
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sources = [received(number, 1 << 16) for number in numbers]
+    sources[0].root()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 40, before[1]))
+        with pytest.raises(OSError, match="no open files are left for the shared memory"):
+            _objects.views(sources)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    gc.collect()
+    stores.store.wait_for(lambda: stores.store.views() == 0)
+    assert all(
+        bytes(view) == content(n, 1 << 16).tobytes()
+        for n, view in enumerate(_objects.views(sources))
+    )
+    reader.retire()
 
 
 # --- interrupts ------------------------------------------------------------------------------
