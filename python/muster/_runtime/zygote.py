@@ -184,7 +184,12 @@ def _warm_up() -> None:
     from . import loop, pool, serial, worker  # noqa: F401
 
     for home in set(_HOMES.values()):
-        importlib.import_module(f"muster.{home}")
+        try:
+            importlib.import_module(f"muster.{home}")
+        except ImportError as error:
+            # Batches need numpy, which need not be there; who uses one is told so.
+            if not isinstance(error.__cause__, ModuleNotFoundError):
+                raise
 
 
 def refusal_map(refusal: Refusal) -> dict[str, Any]:
