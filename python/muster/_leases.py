@@ -364,10 +364,10 @@ class Store:
             forget(ending)
             ending.entry.wipe()
         loans = [ending.entry for ending in endings]
-        counts = Counter(loan.object for loan in loans if loan.right is None)
-        if counts:
-            frames = _notice(["close", {"objects": [*counts.items()]}])
-        told = counts.total()
+        asked = [loan.object for loan in loans if loan.right is None]
+        if asked:
+            frames = _notice(["close", {"objects": [*Counter(asked).items()]}])
+        told = len(asked)
         for loan in loans:
             self._borrowed.pop(id(loan), None)
         for object in filter(None, self.freed[:freed]):

@@ -162,10 +162,13 @@ class Ledger:
 
     def release(self, first: int, ack: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
-        counts: Counter[int] = Counter()
-        for object, count in self.given_back[:first]:
-            counts[object] += count
-        notice = _wire.pack(["release", {"objects": [*counts.items()]}])
+        told = self.given_back[:first]
+        if first > 1:
+            counts: Counter[int] = Counter()
+            for object, count in told:
+                counts[object] += count
+            told = [*counts.items()]
+        notice = _wire.pack(["release", {"objects": told}])
         frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, ack=ack)[0]
         return frame
 
