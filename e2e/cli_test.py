@@ -418,7 +418,7 @@ class Slow(Worker):
         super().__init__(config)
         print("loading", flush=True)
         if self.rank == 1:
-            time.sleep(2.5)
+            time.sleep(4.5)
 
 if __name__ == "__main__":
     rm = ResourceManager(num_gpus_per_node=0, num_nodes=1)
@@ -427,7 +427,7 @@ if __name__ == "__main__":
                 worker_config=WorkerConfig(world_size=2))
         print("made", name, flush=True)
 """
-STILL = "muster: cluster slow: starting workers 1/2 (2 s), waiting for slow-1"
+STILL = re.compile(r"muster: cluster slow: starting workers 1/2 \(\d s\), waiting for slow-1")
 
 
 def test_progress_in_a_file_is_lines(tmp_path: Path) -> None:
@@ -435,8 +435,8 @@ def test_progress_in_a_file_is_lines(tmp_path: Path) -> None:
     script.write_text(SLOW)
     lines = run("run", script).stderr.splitlines()
     assert lines[0] == "muster: cluster slow: starting workers 0/2, waiting for slow-0, slow-1"
-    assert STILL in lines
-    assert re.fullmatch(r"muster: cluster slow: ready 2/2 \([23] s\)", lines[-3])
+    assert any(map(STILL.fullmatch, lines)), lines
+    assert re.fullmatch(r"muster: cluster slow: ready 2/2 \([4-9] s\)", lines[-3])
     assert lines[-1] == "muster: cluster quick: ready 2/2"
     assert not any("\x1b" in line or "\r" in line for line in lines)
 
@@ -462,7 +462,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes(tmp_path: Path) -> None:
     os.close(controller)
     assert process.wait(20) == 0
     text = data.decode()
-    assert STILL in text
+    assert STILL.search(text), text
     assert screen(text) == ["[slow-0] loading", "[slow-1] loading", "made slow", "made quick"]
 
 

@@ -75,21 +75,30 @@ func (c *caller) request(f *wire.Frame) error {
 		return err
 	}
 	id, body := f.ID, append([]byte(nil), rest...)
+	if verb == "pool.release" { // quick, and before what its sender asks for next
+		c.respond(id, verb, body)
+		return nil
+	}
 	c.busy.Add(1)
 	go func() {
 		defer c.busy.Done()
-		resp, err := c.serve(verb, body)
-		if err == nil {
-			body, err = resp.MarshalMsg(nil)
-		}
-		if err != nil {
-			c.port.Queue(wire.Header{Kind: wire.KindResponse, Flags: wire.FlagError, ID: id}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
-		} else {
-			c.port.Queue(wire.Header{Kind: wire.KindResponse, ID: id}, nil, body, nil)
-		}
-		c.port.Flush()
+		c.respond(id, verb, body)
 	}()
 	return nil
+}
+
+// respond answers one request.
+func (c *caller) respond(id uint64, verb string, body []byte) {
+	resp, err := c.serve(verb, body)
+	if err == nil {
+		body, err = resp.MarshalMsg(nil)
+	}
+	if err != nil {
+		c.port.Queue(wire.Header{Kind: wire.KindResponse, Flags: wire.FlagError, ID: id}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
+	} else {
+		c.port.Queue(wire.Header{Kind: wire.KindResponse, ID: id}, nil, body, nil)
+	}
+	c.port.Flush()
 }
 
 // serve answers one request.
