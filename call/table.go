@@ -181,6 +181,17 @@ func NewTable() *Table {
 // Len is how many calls the table holds.
 func (t *Table) Len() int { return len(t.calls) }
 
+// Alone says that there is one leg out at most.
+func (t *Table) Alone() bool {
+	if len(t.calls) > 1 {
+		return false
+	}
+	for _, c := range t.calls {
+		return len(c.Legs) <= 1
+	}
+	return true
+}
+
 // Open returns the calls that are not answered, oldest first.
 func (t *Table) Open() []*Call {
 	return t.sorted(func(c *Call) bool { return c.State != Answered })

@@ -30,13 +30,23 @@ type lane struct {
 // openLanes starts the lanes. Without any, every connection has a goroutine.
 func (h *Head) openLanes() {
 	for range max(1, runtime.GOMAXPROCS(0)/procsPerLane) {
-		loop, err := wire.NewLoop()
+		loop, err := wire.NewLoop(h.alone)
 		if err != nil {
 			h.opts.Log.Warn("connections are read one by one", "err", err)
 			return
 		}
 		h.lanes = append(h.lanes, &lane{loop: loop, b: batch{inLane: true}})
 	}
+}
+
+// alone says that one caller and one worker, at most, are at it: what they are
+// sent and answer comes soon, and there is a core left to wait for it.
+func (h *Head) alone() bool {
+	if runtime.NumCPU() < 2 || !h.mu.TryLock() {
+		return false
+	}
+	defer h.mu.Unlock()
+	return h.table.Alone()
 }
 
 func (h *Head) closeLanes() {

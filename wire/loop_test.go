@@ -19,7 +19,7 @@ import (
 func newLoop(t testing.TB) *Loop {
 	t.Helper()
 	before := descriptors(t)
-	l, err := NewLoop()
+	l, err := NewLoop(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
