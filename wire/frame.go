@@ -49,6 +49,7 @@ const (
 	FlagCast  Flags = 4
 	FlagInfo  Flags = 8
 	FlagMute  Flags = 16
+	FlagAgain Flags = 32
 )
 
 // Header is the fixed part of a frame, but for its sizes.

@@ -21,6 +21,9 @@ type Hello struct {
 	StacksFd int `msg:"stacks_fd,omitempty"`
 	// Holder is the process as the head and the stores know it (role store).
 	Holder uint64 `msg:"holder,omitempty"`
+	// Back is not 0 for one that was here before: a caller's number, 1 for a
+	// worker or an agent. It tells what it has next; see "Coming back".
+	Back uint32 `msg:"back,omitempty"`
 }
 
 // Roles of a Hello.
@@ -49,6 +52,10 @@ type Welcome struct {
 	StoreDir   string `msg:"store_dir,omitempty"`
 	StoreNode  int    `msg:"store_node"`
 	StoreToken string `msg:"store_token,omitempty"`
+	// Caller is the number of the controller that is welcomed, Epoch how many
+	// heads this session has had.
+	Caller uint32 `msg:"caller,omitempty"`
+	Epoch  uint32 `msg:"epoch,omitempty"`
 }
 
 // Empty is the body of answers that say nothing more.
@@ -65,6 +72,71 @@ type Releases struct {
 type Released struct {
 	Object uint64
 	Count  int
+}
+
+// --- coming back ----------------------------------------------------------
+
+// CallerBack (notice back, of a controller) is what it has read, and which
+// objects it knows of.
+type CallerBack struct {
+	Answers uint32     `msg:"answers"` // Answer frames, on all its connections
+	Objects []Released `msg:"objects"`
+}
+
+// WorkerBack (notice back, of a worker) is which legs it has got and was not
+// released of, oldest first.
+type WorkerBack struct {
+	Received uint32     `msg:"received"` // legs, ever
+	Legs     []LegBack  `msg:"legs"`
+	Objects  []Released `msg:"objects"`
+	Ready    Ready      `msg:"ready"`
+}
+
+//msgp:tuple LegBack
+
+// LegBack is one leg that a worker has got.
+type LegBack struct {
+	Seq    uint32
+	Call   uint64
+	Origin uint64
+	Done   int // 1: its Result follows
+}
+
+// AgentBack (notice back, of an agent) is what there is on its node.
+type AgentBack struct {
+	Workers []WorkerAt `msg:"workers"`
+	Exits   []Exited   `msg:"exits"`
+	Objects []ObjectAt `msg:"objects"`
+}
+
+//msgp:tuple WorkerAt
+
+// WorkerAt is a worker that an agent has.
+type WorkerAt struct {
+	Number uint32
+	Pid    int
+}
+
+//msgp:tuple ObjectAt
+
+// ObjectAt is an object that a store has.
+type ObjectAt struct {
+	Object  uint64
+	Segment uint32
+	Held    int // 1: the head had told it to hold it
+}
+
+// Again (notice again, head to controller) names calls whose frames are needed
+// once more: a worker came back without them.
+type Again struct {
+	Calls []uint64 `msg:"calls"`
+}
+
+// Acked (notice acked, head to worker) says which results may be dropped: those
+// of legs up to Through, and of Calls.
+type Acked struct {
+	Through uint32   `msg:"through"`
+	Calls   []uint64 `msg:"calls"`
 }
 
 // --- controller -> head -------------------------------------------------

@@ -8,6 +8,319 @@ import (
 )
 
 // MarshalMsg implements msgp.Marshaler
+func (z *Acked) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "through"
+	o = append(o, 0x82, 0xa7, 0x74, 0x68, 0x72, 0x6f, 0x75, 0x67, 0x68)
+	o = msgp.AppendUint32(o, z.Through)
+	// string "calls"
+	o = append(o, 0xa5, 0x63, 0x61, 0x6c, 0x6c, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Calls)))
+	for za0001 := range z.Calls {
+		o = msgp.AppendUint64(o, z.Calls[za0001])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Acked) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "through":
+			z.Through, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Through")
+				return
+			}
+		case "calls":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Calls")
+				return
+			}
+			if cap(z.Calls) >= int(zb0002) {
+				z.Calls = (z.Calls)[:zb0002]
+			} else {
+				z.Calls = make([]uint64, zb0002)
+			}
+			for za0001 := range z.Calls {
+				z.Calls[za0001], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Calls", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Acked) Msgsize() (s int) {
+	s = 1 + 8 + msgp.Uint32Size + 6 + msgp.ArrayHeaderSize + (len(z.Calls) * (msgp.Uint64Size))
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *Again) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "calls"
+	o = append(o, 0x81, 0xa5, 0x63, 0x61, 0x6c, 0x6c, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Calls)))
+	for za0001 := range z.Calls {
+		o = msgp.AppendUint64(o, z.Calls[za0001])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Again) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "calls":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Calls")
+				return
+			}
+			if cap(z.Calls) >= int(zb0002) {
+				z.Calls = (z.Calls)[:zb0002]
+			} else {
+				z.Calls = make([]uint64, zb0002)
+			}
+			for za0001 := range z.Calls {
+				z.Calls[za0001], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Calls", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Again) Msgsize() (s int) {
+	s = 1 + 6 + msgp.ArrayHeaderSize + (len(z.Calls) * (msgp.Uint64Size))
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *AgentBack) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "workers"
+	o = append(o, 0x83, 0xa7, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Workers)))
+	for za0001 := range z.Workers {
+		// array header, size 2
+		o = append(o, 0x92)
+		o = msgp.AppendUint32(o, z.Workers[za0001].Number)
+		o = msgp.AppendInt(o, z.Workers[za0001].Pid)
+	}
+	// string "exits"
+	o = append(o, 0xa5, 0x65, 0x78, 0x69, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Exits)))
+	for za0002 := range z.Exits {
+		o, err = z.Exits[za0002].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Exits", za0002)
+			return
+		}
+	}
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0003 := range z.Objects {
+		// array header, size 3
+		o = append(o, 0x93)
+		o = msgp.AppendUint64(o, z.Objects[za0003].Object)
+		o = msgp.AppendUint32(o, z.Objects[za0003].Segment)
+		o = msgp.AppendInt(o, z.Objects[za0003].Held)
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *AgentBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "workers":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Workers")
+				return
+			}
+			if cap(z.Workers) >= int(zb0002) {
+				z.Workers = (z.Workers)[:zb0002]
+			} else {
+				z.Workers = make([]WorkerAt, zb0002)
+			}
+			for za0001 := range z.Workers {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Workers", za0001)
+					return
+				}
+				if zb0003 != 2 {
+					err = msgp.ArrayError{Wanted: 2, Got: zb0003}
+					return
+				}
+				z.Workers[za0001].Number, bts, err = msgp.ReadUint32Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Workers", za0001, "Number")
+					return
+				}
+				z.Workers[za0001].Pid, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Workers", za0001, "Pid")
+					return
+				}
+			}
+		case "exits":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Exits")
+				return
+			}
+			if cap(z.Exits) >= int(zb0004) {
+				z.Exits = (z.Exits)[:zb0004]
+			} else {
+				z.Exits = make([]Exited, zb0004)
+			}
+			for za0002 := range z.Exits {
+				bts, err = z.Exits[za0002].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Exits", za0002)
+					return
+				}
+			}
+		case "objects":
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0005) {
+				z.Objects = (z.Objects)[:zb0005]
+			} else {
+				z.Objects = make([]ObjectAt, zb0005)
+			}
+			for za0003 := range z.Objects {
+				var zb0006 uint32
+				zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0003)
+					return
+				}
+				if zb0006 != 3 {
+					err = msgp.ArrayError{Wanted: 3, Got: zb0006}
+					return
+				}
+				z.Objects[za0003].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0003, "Object")
+					return
+				}
+				z.Objects[za0003].Segment, bts, err = msgp.ReadUint32Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0003, "Segment")
+					return
+				}
+				z.Objects[za0003].Held, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0003, "Held")
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *AgentBack) Msgsize() (s int) {
+	s = 1 + 8 + msgp.ArrayHeaderSize + (len(z.Workers) * (12 + msgp.Uint32Size + msgp.IntSize)) + 6 + msgp.ArrayHeaderSize
+	for za0002 := range z.Exits {
+		s += z.Exits[za0002].Msgsize()
+	}
+	s += 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (21 + msgp.Uint64Size + msgp.Uint32Size + msgp.IntSize))
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *CallInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 8
@@ -135,6 +448,101 @@ func (z *CallInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *CallInfo) Msgsize() (s int) {
 	s = 1 + 7 + msgp.Uint64Size + 8 + msgp.StringPrefixSize + len(z.Cluster) + 7 + msgp.StringPrefixSize + len(z.Method) + 6 + msgp.StringPrefixSize + len(z.State) + 6 + msgp.Float64Size + 5 + msgp.IntSize + 4 + msgp.ArrayHeaderSize + (len(z.Out) * (msgp.IntSize)) + 7 + msgp.StringPrefixSize + len(z.Caller)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *CallerBack) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "answers"
+	o = append(o, 0x82, 0xa7, 0x61, 0x6e, 0x73, 0x77, 0x65, 0x72, 0x73)
+	o = msgp.AppendUint32(o, z.Answers)
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0001 := range z.Objects {
+		// array header, size 2
+		o = append(o, 0x92)
+		o = msgp.AppendUint64(o, z.Objects[za0001].Object)
+		o = msgp.AppendInt(o, z.Objects[za0001].Count)
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *CallerBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "answers":
+			z.Answers, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Answers")
+				return
+			}
+		case "objects":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0002) {
+				z.Objects = (z.Objects)[:zb0002]
+			} else {
+				z.Objects = make([]Released, zb0002)
+			}
+			for za0001 := range z.Objects {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0001)
+					return
+				}
+				if zb0003 != 2 {
+					err = msgp.ArrayError{Wanted: 2, Got: zb0003}
+					return
+				}
+				z.Objects[za0001].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0001, "Object")
+					return
+				}
+				z.Objects[za0001].Count, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0001, "Count")
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *CallerBack) Msgsize() (s int) {
+	s = 1 + 8 + msgp.Uint32Size + 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize))
 	return
 }
 
@@ -940,8 +1348,8 @@ func (z *Failed) Msgsize() (s int) {
 func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(12)
-	var zb0001Mask uint16 /* 12 bits */
+	zb0001Len := uint32(13)
+	var zb0001Mask uint16 /* 13 bits */
 	_ = zb0001Mask
 	if z.Worker == 0 {
 		zb0001Len--
@@ -962,6 +1370,10 @@ func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Holder == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x800
+	}
+	if z.Back == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x1000
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -1025,6 +1437,11 @@ func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "holder"
 			o = append(o, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
 			o = msgp.AppendUint64(o, z.Holder)
+		}
+		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+			// string "back"
+			o = append(o, 0xa4, 0x62, 0x61, 0x63, 0x6b)
+			o = msgp.AppendUint32(o, z.Back)
 		}
 	}
 	return
@@ -1131,6 +1548,12 @@ func (z *Hello) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Holder")
 				return
 			}
+		case "back":
+			z.Back, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Back")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1151,7 +1574,7 @@ func (z *Hello) Msgsize() (s int) {
 	} else {
 		s += z.Node.Msgsize()
 	}
-	s += 8 + msgp.StringPrefixSize + len(z.Virtual) + 8 + z.Runtime.Msgsize() + 10 + msgp.IntSize + 7 + msgp.Uint64Size
+	s += 8 + msgp.StringPrefixSize + len(z.Virtual) + 8 + z.Runtime.Msgsize() + 10 + msgp.IntSize + 7 + msgp.Uint64Size + 5 + msgp.Uint32Size
 	return
 }
 
@@ -1274,6 +1697,60 @@ func (z *HolderName) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z HolderName) Msgsize() (s int) {
 	s = 1 + 7 + msgp.Uint64Size + 5 + msgp.StringPrefixSize + len(z.Name)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *LegBack) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 4
+	o = append(o, 0x94)
+	o = msgp.AppendUint32(o, z.Seq)
+	o = msgp.AppendUint64(o, z.Call)
+	o = msgp.AppendUint64(o, z.Origin)
+	o = msgp.AppendInt(o, z.Done)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *LegBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 4 {
+		err = msgp.ArrayError{Wanted: 4, Got: zb0001}
+		return
+	}
+	z.Seq, bts, err = msgp.ReadUint32Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Seq")
+		return
+	}
+	z.Call, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Call")
+		return
+	}
+	z.Origin, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Origin")
+		return
+	}
+	z.Done, bts, err = msgp.ReadIntBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Done")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *LegBack) Msgsize() (s int) {
+	s = 1 + msgp.Uint32Size + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize
 	return
 }
 
@@ -1685,6 +2162,54 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *NodeInfo) Msgsize() (s int) {
 	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z ObjectAt) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 3
+	o = append(o, 0x93)
+	o = msgp.AppendUint64(o, z.Object)
+	o = msgp.AppendUint32(o, z.Segment)
+	o = msgp.AppendInt(o, z.Held)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *ObjectAt) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 3 {
+		err = msgp.ArrayError{Wanted: 3, Got: zb0001}
+		return
+	}
+	z.Object, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Object")
+		return
+	}
+	z.Segment, bts, err = msgp.ReadUint32Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Segment")
+		return
+	}
+	z.Held, bts, err = msgp.ReadIntBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Held")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z ObjectAt) Msgsize() (s int) {
+	s = 1 + msgp.Uint64Size + msgp.Uint32Size + msgp.IntSize
 	return
 }
 
@@ -3858,8 +4383,8 @@ func (z *Warm) Msgsize() (s int) {
 func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(11)
-	var zb0001Mask uint16 /* 11 bits */
+	zb0001Len := uint32(13)
+	var zb0001Mask uint16 /* 13 bits */
 	_ = zb0001Mask
 	if z.Token == "" {
 		zb0001Len--
@@ -3876,6 +4401,14 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.StoreToken == "" {
 		zb0001Len--
 		zb0001Mask |= 0x400
+	}
+	if z.Caller == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x800
+	}
+	if z.Epoch == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x1000
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -3922,6 +4455,16 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "store_token"
 			o = append(o, 0xab, 0x73, 0x74, 0x6f, 0x72, 0x65, 0x5f, 0x74, 0x6f, 0x6b, 0x65, 0x6e)
 			o = msgp.AppendString(o, z.StoreToken)
+		}
+		if (zb0001Mask & 0x800) == 0 { // if not omitted
+			// string "caller"
+			o = append(o, 0xa6, 0x63, 0x61, 0x6c, 0x6c, 0x65, 0x72)
+			o = msgp.AppendUint32(o, z.Caller)
+		}
+		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+			// string "epoch"
+			o = append(o, 0xa5, 0x65, 0x70, 0x6f, 0x63, 0x68)
+			o = msgp.AppendUint32(o, z.Epoch)
 		}
 	}
 	return
@@ -4011,6 +4554,18 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "StoreToken")
 				return
 			}
+		case "caller":
+			z.Caller, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Caller")
+				return
+			}
+		case "epoch":
+			z.Epoch, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Epoch")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -4025,7 +4580,190 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Welcome) Msgsize() (s int) {
-	s = 1 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken)
+	s = 1 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken) + 7 + msgp.Uint32Size + 6 + msgp.Uint32Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z WorkerAt) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 2
+	o = append(o, 0x92)
+	o = msgp.AppendUint32(o, z.Number)
+	o = msgp.AppendInt(o, z.Pid)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *WorkerAt) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 2 {
+		err = msgp.ArrayError{Wanted: 2, Got: zb0001}
+		return
+	}
+	z.Number, bts, err = msgp.ReadUint32Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Number")
+		return
+	}
+	z.Pid, bts, err = msgp.ReadIntBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Pid")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z WorkerAt) Msgsize() (s int) {
+	s = 1 + msgp.Uint32Size + msgp.IntSize
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *WorkerBack) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 4
+	// string "received"
+	o = append(o, 0x84, 0xa8, 0x72, 0x65, 0x63, 0x65, 0x69, 0x76, 0x65, 0x64)
+	o = msgp.AppendUint32(o, z.Received)
+	// string "legs"
+	o = append(o, 0xa4, 0x6c, 0x65, 0x67, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Legs)))
+	for za0001 := range z.Legs {
+		o, err = z.Legs[za0001].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Legs", za0001)
+			return
+		}
+	}
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0002 := range z.Objects {
+		// array header, size 2
+		o = append(o, 0x92)
+		o = msgp.AppendUint64(o, z.Objects[za0002].Object)
+		o = msgp.AppendInt(o, z.Objects[za0002].Count)
+	}
+	// string "ready"
+	o = append(o, 0xa5, 0x72, 0x65, 0x61, 0x64, 0x79)
+	o, err = z.Ready.MarshalMsg(o)
+	if err != nil {
+		err = msgp.WrapError(err, "Ready")
+		return
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *WorkerBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "received":
+			z.Received, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Received")
+				return
+			}
+		case "legs":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Legs")
+				return
+			}
+			if cap(z.Legs) >= int(zb0002) {
+				z.Legs = (z.Legs)[:zb0002]
+			} else {
+				z.Legs = make([]LegBack, zb0002)
+			}
+			for za0001 := range z.Legs {
+				bts, err = z.Legs[za0001].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Legs", za0001)
+					return
+				}
+			}
+		case "objects":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0003) {
+				z.Objects = (z.Objects)[:zb0003]
+			} else {
+				z.Objects = make([]Released, zb0003)
+			}
+			for za0002 := range z.Objects {
+				var zb0004 uint32
+				zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0002)
+					return
+				}
+				if zb0004 != 2 {
+					err = msgp.ArrayError{Wanted: 2, Got: zb0004}
+					return
+				}
+				z.Objects[za0002].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0002, "Object")
+					return
+				}
+				z.Objects[za0002].Count, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0002, "Count")
+					return
+				}
+			}
+		case "ready":
+			bts, err = z.Ready.UnmarshalMsg(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Ready")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *WorkerBack) Msgsize() (s int) {
+	s = 1 + 9 + msgp.Uint32Size + 5 + msgp.ArrayHeaderSize
+	for za0001 := range z.Legs {
+		s += z.Legs[za0001].Msgsize()
+	}
+	s += 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize)) + 6 + z.Ready.Msgsize()
 	return
 }
 
