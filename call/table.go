@@ -107,6 +107,10 @@ type Future struct {
 	Rank     int // -1: the whole answer
 }
 
+// Origin is a call as its caller names it, in one number: it stays the same when a
+// new head numbers calls anew.
+func (r *Request) Origin() uint64 { return uint64(r.Caller)<<32 | r.CallerID&0xffffffff }
+
 // Call is one invocation.
 type Call struct {
 	Request
@@ -121,6 +125,7 @@ type Call struct {
 	// Leased: the head holds objects in its name, until Forget.
 	Leased bool
 
+	kill       bool    // what does not end once it is cancelled is to be killed
 	left       int     // legs not done
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
 	first      *spec.Error
@@ -327,6 +332,14 @@ func (w *Worker) removeOut(c *Call) {
 	if w.past++; int(w.past) == len(w.legs) {
 		w.legs, w.past = w.legs[:0], 0
 	}
+}
+
+// Oldest is the call with a leg on w that was sent first; nil: there is none.
+func (w *Worker) Oldest() *Call {
+	if out := w.out(); len(out) > 0 {
+		return out[0]
+	}
+	return nil
 }
 
 // out is the calls with a leg on w, oldest first.

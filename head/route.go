@@ -110,8 +110,9 @@ func readIDs(body []byte) ([]uint64, error) {
 }
 
 // appendLegHead appends what stands before the payload in a Leg.
-func appendLegHead(dst []byte, method string, parent uint64) []byte {
-	dst = append(dst, 0x93)
+func appendLegHead(dst []byte, method string, parent, origin uint64) []byte {
+	dst = append(dst, 0x94)
 	dst = msgp.AppendString(dst, method)
-	return msgp.AppendUint64(dst, parent)
+	dst = msgp.AppendUint64(dst, parent)
+	return msgp.AppendUint64(dst, origin)
 }

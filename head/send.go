@@ -19,7 +19,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 			return
 		}
 	}
-	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent)
+	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
 	head := wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID)}
 	switch {
 	case p.parts == nil:

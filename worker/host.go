@@ -43,6 +43,7 @@ type host struct {
 // leg is a call as it came.
 type leg struct {
 	id      uint64
+	origin  uint64 // the call as its caller names it
 	mute    bool
 	method  string
 	payload wire.Payload
@@ -101,19 +102,22 @@ func (h *host) work() {
 	}
 }
 
-// readLeg takes [method, parent, payload] apart; what it returns is its own.
+// readLeg takes [method, parent, origin, payload] apart; what it returns is its own.
 func (h *host) readLeg(f wire.Frame) leg {
 	f.Keep()
 	l := leg{id: f.ID, mute: f.Flags&wire.FlagMute != 0, in: value.NewIncoming(h.link.Arrived(f.Bufs))}
 	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
-	if err == nil && n != 3 {
-		err = fmt.Errorf("%d parts instead of 3", n)
+	if err == nil && n != 4 {
+		err = fmt.Errorf("%d parts instead of 4", n)
 	}
 	if err == nil {
 		l.method, b, err = msgp.ReadStringBytes(b)
 	}
 	if err == nil {
 		_, b, err = msgp.ReadUint64Bytes(b)
+	}
+	if err == nil {
+		l.origin, b, err = msgp.ReadUint64Bytes(b)
 	}
 	if err != nil {
 		l.broken = spec.Errorf(spec.CodeProtocol, "a call that cannot be read: %v", err)

@@ -18,6 +18,7 @@ type Leg struct {
 	Call    uint64
 	Method  string
 	Parent  uint64
+	Origin  uint64 // the call as its caller names it
 	Payload []byte // [[arg, …], {name: arg, …}]; shared by the legs of a cast
 	Bufs    []wire.Buf
 	Cast    bool // came with the same bytes for every rank
@@ -27,14 +28,17 @@ type Leg struct {
 func readLeg(f *wire.Frame) (Leg, error) {
 	leg := Leg{Call: f.ID, Cast: f.Flags&wire.FlagCast != 0}
 	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
-	if err == nil && n != 3 {
-		err = fmt.Errorf("%d parts instead of 3", n)
+	if err == nil && n != 4 {
+		err = fmt.Errorf("%d parts instead of 4", n)
 	}
 	if err == nil {
 		leg.Method, b, err = msgp.ReadStringBytes(b)
 	}
 	if err == nil {
 		leg.Parent, b, err = msgp.ReadUint64Bytes(b)
+	}
+	if err == nil {
+		leg.Origin, b, err = msgp.ReadUint64Bytes(b)
 	}
 	if err != nil {
 		return leg, fmt.Errorf("a leg that cannot be read: %w", err)

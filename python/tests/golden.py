@@ -56,7 +56,7 @@ FRAMES = [
     Vector("call", 8, 0, 2**64 - 1, 0, 2**32 - 1, _p([_ROUTE, [[[1, 2, 3]], {}]])),
     Vector("answer", 9, 0, 5, 0, 0, _p([2, 4, 6])),
     Vector("answer of a rank", 9, 2, 5, 3, 0, _p("three")),
-    Vector("leg", 10, 4, 77, 0, 0, _p(["train_step", 0, [[[1]], {"k": None}]])),
+    Vector("leg", 10, 4, 77, 0, 0, _p(["train_step", 0, 1 << 32 | 5, [[[1]], {"k": None}]])),
     Vector("result", 11, 0, 77, 0, 0, _p(None)),
     Vector("result with info", 11, 8, 77, 0, 0, _p([{"rank": 0, "world_size": 1}, 1.5])),
     Vector("cancel", 12, 0, 5, 0, 0, _p(None)),

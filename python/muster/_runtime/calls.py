@@ -82,7 +82,7 @@ class Host:
         try:
             if bufs and (ledger := _objects.ledger()) is not None:
                 _objects.claim(bufs, ledger, leg=True)
-            name, _parent, (args, kwargs) = _values.decode(body, bufs)
+            name, _parent, _origin, (args, kwargs) = _values.decode(body, bufs)
         except Exception as error:
             name = _method_name(body)
             raise Refusal(

@@ -54,7 +54,7 @@ def measure(server: Callable[[socket.socket], None], window: int) -> float:
         server(theirs)
         os._exit(0)
     theirs.close()
-    body = _values.encode(["add", 0, [[1, 2], {}]], [])
+    body = _values.encode(["add", 0, 1, [[1, 2], {}]], [])
     (leg,) = _wire.pack_frame(_wire.KIND_LEG, 1, body)
     size = len(leg) if server is echo else len(_wire.pack_frame(11, 1, _wire.pack(3))[0])
     times = []

@@ -96,7 +96,7 @@ class Peer:
 
     def leg(self, call: int, method: str, *args: Any, **kwargs: Any) -> None:
         bufs: list[Any] = []
-        body = _values.encode([method, 0, [list(args), kwargs]], bufs)
+        body = _values.encode([method, 0, 1 << 32 | call, [list(args), kwargs]], bufs)
         _wire.send_frame(self.sock, _wire.KIND_LEG, call, body, bufs)
 
     def result(self) -> tuple[int, Any]:

@@ -30,6 +30,7 @@ def test_describes_itself(worker: Worker) -> None:
         "dispatch": "DP_MP_COMPUTE",
         "execute": "ALL",
         "collective": True,
+        "idempotent": False,
         "on_timeout": "kill",
         "async": False,
         "params": [
@@ -107,7 +108,7 @@ def test_a_result_over_the_limit(worker: Worker) -> None:
 
 def test_arguments_that_cannot_be_decoded(worker: Worker) -> None:
     bufs: list[object] = []
-    body = _values.encode(["add", 0, [[_Local()], {}]], bufs)
+    body = _values.encode(["add", 0, 1, [[_Local()], {}]], bufs)
     _wire.send_frame(
         worker.calls.sock, _wire.KIND_LEG, 1, body.replace(b"test_serial", b"test_gone_x"), bufs
     )
