@@ -27,7 +27,8 @@
 //	running    Expire                        expiring   Stacks
 //	running    Cancel                        cancelling CancelLeg for every leg that is out
 //	expiring   Expired with stacks           answered   Fail; CancelLeg or KillLeg where the method says so
-//	cancelling the last leg ended, Overdue   answered   Fail
+//	cancelling the last leg ended            answered   Fail
+//	cancelling Overdue with stacks           answered   Fail; KillLeg where its caller asked for that
 //	answered   the last leg ended            gone       -
 //
 // A call is paired when its arguments are futures of calls that give their rows

@@ -260,9 +260,11 @@ func (t *Table) CallerGone(caller uint32) []Op {
 	return t.ops
 }
 
-// Cancel ends a call for its caller's sake, and what it called in turn.
-func (t *Table) Cancel(c *Call) []Op {
+// Cancel ends a call for its caller's sake, and what it called in turn. With
+// kill, the workers of legs that do not end in time are killed.
+func (t *Table) Cancel(c *Call, kill bool) []Op {
 	t.ops = t.ops[:0]
+	c.kill = c.kill || kill
 	t.cancel(c)
 	return t.ops
 }
@@ -317,13 +319,36 @@ func (t *Table) sorted(pick func(*Call) bool) []*Call {
 	return picked
 }
 
-// Overdue answers a cancelled call some of whose legs did not end in time.
-func (t *Table) Overdue(c *Call) []Op {
+// Overdue answers a cancelled call some of whose legs did not end in time, with
+// the stacks of those.
+func (t *Table) Overdue(c *Call, stacks []spec.Stack) []Op {
 	t.ops = t.ops[:0]
-	if c.State == Cancelling {
-		t.answer(c, c.cancelled("; still inside code that cannot be interrupted: "+c.missing()))
+	if c.State != Cancelling {
+		return nil
 	}
+	what := "; still in C, or in other code that cannot be interrupted: "
+	if c.kill {
+		what = "; killed, because still in C, or in other code that cannot be interrupted: "
+	}
+	e := c.cancelled(what + c.missing())
+	c.tellStacks(e, stacks)
+	t.answer(c, e)
+	if c.kill {
+		for _, i := range c.Out() {
+			t.op(KillLeg, c, i, nil)
+		}
+	}
+	t.forget(c)
 	return t.ops
+}
+
+// tellStacks gives an error of c what its ranks were doing. Of those that have
+// answered since it is known where they are, not what they are asked for.
+func (c *Call) tellStacks(e *spec.Error, stacks []spec.Stack) {
+	e.TellStacks(stacks, func(rank int) bool {
+		leg := c.LegOfRank(rank)
+		return leg < 0 || c.Legs[leg].Done
+	})
 }
 
 // Expire is the deadline of a call: its caller is told after Expired.
@@ -364,7 +389,8 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 	case c.left == 0:
 		e.Message = fmt.Sprintf("%s: the answer came after its deadline of %s", c.Title(), after)
 	}
-	e.Cluster, e.Method, e.Stacks = c.Cluster.Name, c.Method, stacks
+	e.Cluster, e.Method = c.Cluster.Name, c.Method
+	c.tellStacks(e, stacks)
 	if out := c.Out(); len(out) == 1 {
 		w := c.Legs[out[0]].Worker
 		e.Rank, e.Worker, e.Node = w.Rank, w.Name, w.Node

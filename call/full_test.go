@@ -50,7 +50,7 @@ func TestFullWorkerHoldsItsCluster(t *testing.T) {
 	if other.State != Held || gone.State != Held {
 		t.Fatal("a call went past one that waits")
 	}
-	if ops := table.Cancel(gone); len(ops) != 1 || ops[0].Err.Code != spec.CodeCancelled {
+	if ops := table.Cancel(gone, false); len(ops) != 1 || ops[0].Err.Code != spec.CodeCancelled {
 		t.Fatalf("cancelled: %v", ops)
 	}
 	// One leg ends: the call of all ranks fills rank 0 again and the other waits on.

@@ -21,7 +21,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [on_timeout=kill] [needs=ID,ID] [in=CLUSTER/RANK:CALL] [waiting]
 //	result CLUSTER/RANK CALL [error=CODE]
 //	dying CLUSTER/RANK · lost CLUSTER/RANK · gone CLUSTER · callergone
-//	cancel CALL · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
+//	cancel CALL [kill] · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
 //
 // Calls are named by their caller's id, which is also their number here.
 func TestScripts(t *testing.T) {
@@ -99,9 +99,9 @@ func (s *script) run(t *testing.T, line string) string {
 	case "callergone":
 		ops = s.table.CallerGone(1)
 	case "cancel":
-		ops = s.table.Cancel(s.call(t, f[1]))
+		ops = s.table.Cancel(s.call(t, f[1]), len(f) > 2 && f[2] == "kill")
 	case "overdue":
-		ops = s.table.Overdue(s.call(t, f[1]))
+		ops = s.table.Overdue(s.call(t, f[1]), nil)
 	case "expire":
 		ops = s.table.Expire(s.call(t, f[1]))
 	case "expired":

@@ -220,6 +220,9 @@ func parse(verb string, m unmarshaler, body []byte) error {
 
 func orError[T marshaler](m T, err error) (marshaler, error) { return m, err }
 
+// mtrue is true in msgpack: a Cancel that also kills.
+const mtrue = 0xc3
+
 // steer takes Cancel, Expire and Wait.
 func (c *caller) steer(f *wire.Frame, b *batch) error {
 	h := c.h
@@ -245,7 +248,8 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 		return nil // answered already
 	}
 	if f.Kind == wire.KindCancel {
-		h.ordersLocked(h.table.Cancel(target), b)
+		kill := len(f.Body) == 1 && f.Body[0] == mtrue
+		h.ordersLocked(h.table.Cancel(target, kill), b)
 		h.overdueLater(target)
 		return nil
 	}

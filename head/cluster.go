@@ -221,7 +221,8 @@ func (h *Head) startTimeout(cl *cluster, timeout time.Duration, ctx context.Cont
 	h.mu.Unlock()
 	stacks := h.stacksOf(late)
 	e := spec.Errorf(spec.CodeTimeout, "cluster %s: %d of %d workers were not ready after %v (startup_timeout)", cl.Name, len(late), len(cl.workers), timeout)
-	e.Cluster, e.Stacks = cl.Name, stacks
+	e.Cluster = cl.Name
+	e.TellStacks(stacks, nil)
 	return e
 }
 

@@ -19,16 +19,10 @@ func (h *Head) expire(c *call.Call) {
 	b.flush()
 }
 
-// expired collects the stacks of those that did not answer, then tells.
+// expired collects what the ranks are doing, then tells.
 func (h *Head) expired(c *call.Call) {
-	h.mu.Lock()
+	stacks := h.stacksOfCall(c)
 	p := c.Data.(*pending)
-	var late []*worker
-	for _, leg := range c.Out() {
-		late = append(late, p.cluster.workers[c.Legs[leg].Worker.Rank])
-	}
-	h.mu.Unlock()
-	stacks := h.stacksOf(late)
 	after := "the time its caller waited"
 	if p.timeout > 0 {
 		after = p.timeout.String()
@@ -40,15 +34,25 @@ func (h *Head) expired(c *call.Call) {
 	b.flush()
 }
 
-// maxStacks bounds how many ranks' stacks one error carries.
-const maxStacks = 64
-
-// stacksOf asks the agents what workers are doing, within two seconds.
-func (h *Head) stacksOf(workers []*worker) []spec.Stack {
-	if len(workers) > maxStacks {
-		workers = workers[:maxStacks]
+// stacksOfCall says what every rank of a call is doing: one that has answered may
+// be the one that the others wait for.
+func (h *Head) stacksOfCall(c *call.Call) []spec.Stack {
+	h.mu.Lock()
+	p := c.Data.(*pending)
+	var workers []*worker
+	for i := range c.Legs {
+		workers = append(workers, p.cluster.workers[c.Legs[i].Worker.Rank])
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	h.mu.Unlock()
+	return h.stacksOf(workers)
+}
+
+// stacksBound is how long agents may take to tell stacks: longer than py-spy has.
+const stacksBound = 4500 * time.Millisecond
+
+// stacksOf asks the agents what workers are doing.
+func (h *Head) stacksOf(workers []*worker) []spec.Stack {
+	ctx, cancel := context.WithTimeout(context.Background(), stacksBound)
 	defer cancel()
 	byNode := map[*node][]int{}
 	for i, w := range workers {
@@ -66,12 +70,12 @@ func (h *Head) stacksOf(workers []*worker) []spec.Stack {
 			err := n.ask(ctx, "stacks", &req, &got)
 			for k, i := range indices {
 				w := workers[i]
-				stacks[i] = spec.Stack{Rank: w.Rank, Worker: w.Name, Node: w.Node}
-				switch {
-				case err != nil:
+				if k < len(got.Stacks) && err == nil {
+					stacks[i] = got.Stacks[k]
+				}
+				stacks[i].Rank, stacks[i].Worker, stacks[i].Node = w.Rank, w.Name, w.Node
+				if err != nil {
 					stacks[i].Text = "no stack: " + err.Error()
-				case k < len(got.Stacks):
-					stacks[i].Text = got.Stacks[k].Text
 				}
 			}
 		})
@@ -91,9 +95,16 @@ func (h *Head) cancelLegLocked(c *call.Call, leg int, kill bool, b *batch) {
 // overdueLater answers a cancelled call whose legs do not end.
 func (h *Head) overdueLater(c *call.Call) {
 	time.AfterFunc(h.opts.CancelGrace, func() {
+		h.mu.Lock()
+		over := c.State != call.Cancelling
+		h.mu.Unlock()
+		if over {
+			return
+		}
+		stacks := h.stacksOfCall(c)
 		var b batch
 		h.mu.Lock()
-		h.ordersLocked(h.table.Overdue(c), &b)
+		h.ordersLocked(h.table.Overdue(c, stacks), &b)
 		h.mu.Unlock()
 		b.flush()
 	})

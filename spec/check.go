@@ -12,6 +12,8 @@ import (
 const (
 	DefaultStartupSeconds = 300
 	DefaultGraceSeconds   = 10
+	DefaultMaxRestarts    = 3
+	DefaultRestartWindow  = 600
 )
 
 // maxName keeps log files, sockets and process titles made from a cluster's
@@ -192,22 +194,34 @@ func (c *Cluster) checkOptions() *Error {
 		{"start", &c.Start, []string{"fork", "spawn"}},
 		{"visible_devices", &c.VisibleDevices, []string{"own", "node"}},
 		{"pickle", &c.Pickle, []string{"on", "off"}},
+		{"on_failure", &c.OnFailure, []string{OnFailureFail, OnFailureWorker, OnFailureCluster}},
 	} {
 		if *option.value == "" {
 			*option.value = option.allowed[0]
 		}
 		if !slices.Contains(option.allowed, *option.value) {
-			return Errorf(CodeInvalid, "%s is %q; it is %q or %q", option.name, *option.value, option.allowed[0], option.allowed[1])
+			last := len(option.allowed) - 1
+			return Errorf(CodeInvalid, "%s is %q; it is \"%s\" or %q", option.name, *option.value, strings.Join(option.allowed[:last], `", "`), option.allowed[last])
 		}
 	}
 	if c.MaxConcurrency < 0 {
 		return Errorf(CodeInvalid, "max_concurrency is %d; it is 1 or more, or left out", c.MaxConcurrency)
 	}
+	if c.MaxRestarts < 0 {
+		return Errorf(CodeInvalid, "max_restarts is %d; it is 1 or more, or left out; without restarts, on_failure is %q", c.MaxRestarts, OnFailureFail)
+	}
+	if c.MaxRestarts == 0 {
+		c.MaxRestarts = DefaultMaxRestarts
+	}
 	for _, limit := range []struct {
 		name   string
 		value  *float64
 		orElse float64
-	}{{"startup_timeout", &c.StartupSeconds, DefaultStartupSeconds}, {"grace", &c.GraceSeconds, DefaultGraceSeconds}} {
+	}{
+		{"startup_timeout", &c.StartupSeconds, DefaultStartupSeconds},
+		{"grace", &c.GraceSeconds, DefaultGraceSeconds},
+		{"restart_window", &c.RestartWindowSeconds, DefaultRestartWindow},
+	} {
 		if *limit.value < 0 || *limit.value > maxSeconds || math.IsNaN(*limit.value) {
 			return Errorf(CodeInvalid, "%s is %v seconds; it is between 0 and %.0f", limit.name, *limit.value, maxSeconds)
 		}

@@ -83,6 +83,9 @@ func TestCheckRefuses(t *testing.T) {
 		"pickle":          {Cluster{World: 1, Pickle: "no"}, CodeInvalid, []string{`"on" or "off"`}},
 		"max_concurrency": {Cluster{World: 1, MaxConcurrency: -1}, CodeInvalid, []string{"max_concurrency is -1"}},
 		"startup_timeout": {Cluster{World: 1, StartupSeconds: math.NaN()}, CodeInvalid, []string{"startup_timeout is NaN"}},
+		"on_failure":      {Cluster{World: 1, OnFailure: "retry"}, CodeInvalid, []string{`on_failure is "retry"`, `"fail", "restart_worker" or "restart_cluster"`}},
+		"max_restarts":    {Cluster{World: 1, MaxRestarts: -1}, CodeInvalid, []string{"max_restarts is -1"}},
+		"restart_window":  {Cluster{World: 1, RestartWindowSeconds: -5}, CodeInvalid, []string{"restart_window is -5"}},
 		"endless":         {Cluster{World: 1, GraceSeconds: math.Inf(1)}, CodeInvalid, []string{"grace is +Inf"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,9 +28,28 @@ type Cluster struct {
 	GraceSeconds   float64           `msg:"grace"`           // TERM to KILL; 0: 10
 	Pickle         string            `msg:"pickle"`          // "on" (default) or "off"
 
+	// OnFailure says what follows when a worker's process ends: "fail" (default),
+	// "restart_worker" or "restart_cluster", the latter MaxRestarts times at most
+	// within RestartWindowSeconds.
+	OnFailure            string  `msg:"on_failure"`
+	MaxRestarts          int     `msg:"max_restarts"`   // 0: 3
+	RestartWindowSeconds float64 `msg:"restart_window"` // 0: 600
+
 	Runtime Runtime `msg:"runtime"`
 	// Config is the worker_config that the class's constructor gets, as a value.
 	Config []byte `msg:"config"`
+}
+
+// What a cluster does when a worker's process ends.
+const (
+	OnFailureFail    = "fail"
+	OnFailureWorker  = "restart_worker"
+	OnFailureCluster = "restart_cluster"
+)
+
+// Restarts says that ranks that die are started again.
+func (c *Cluster) Restarts() bool {
+	return c.OnFailure == OnFailureWorker || c.OnFailure == OnFailureCluster
 }
 
 // Class says where a worker class comes from: an import path, or a pickle of

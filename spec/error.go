@@ -43,32 +43,30 @@ type Error struct {
 	Rank      int      `msg:"rank"` // -1 where no rank is meant
 	Worker    string   `msg:"worker,omitempty"`
 	Node      string   `msg:"node,omitempty"`
+	Device    string   `msg:"device,omitempty"`    // of a worker that died: "GPU 3"
 	Traceback string   `msg:"traceback,omitempty"` // remote traceback, for people
 	Exception []byte   `msg:"exception,omitempty"` // a value: the exception itself
 	Logs      []string `msg:"logs,omitempty"`      // the worker's last lines
 	Stacks    []Stack  `msg:"stacks,omitempty"`    // at a deadline: who had not answered, and where they were
 	ExitCode  int      `msg:"exit_code"`           // of a worker that died, else 0
 	Signal    string   `msg:"signal,omitempty"`    // "SIGKILL", of a worker that died
-}
-
-// Stack is what one worker was doing.
-type Stack struct {
-	Rank   int    `msg:"rank"`
-	Worker string `msg:"worker"`
-	Node   string `msg:"node"`
-	Text   string `msg:"text"`
+	Others    []string `msg:"others,omitempty"`    // what the other ranks were doing when it died
+	// Groups has all ranks that were asked for stacks, by the place they are at.
+	Groups []StackGroup `msg:"groups,omitempty"`
 }
 
 // Error tells it all on as many lines as it takes.
 func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Message)
-	if e.Traceback != "" {
-		b.WriteString("\n\n" + strings.TrimRight(e.Traceback, "\n"))
+	logs := strings.Join(e.Logs, "\n")
+	if trace := strings.TrimRight(e.Traceback, "\n"); trace != "" && !strings.Contains(logs, trace) {
+		b.WriteString("\n\n" + trace)
 	}
-	for _, s := range e.Stacks {
-		b.WriteString("\n\n" + s.Worker + " on " + s.Node + " had not answered:\n" + strings.TrimRight(s.Text, "\n"))
+	if len(e.Others) > 0 {
+		b.WriteString("\n\nwhat the others were doing:\n  " + strings.Join(e.Others, "\n  "))
 	}
+	b.WriteString(e.stacksText())
 	if len(e.Logs) > 0 {
 		b.WriteString("\n\nlast lines of " + e.Worker + ":\n  " + strings.Join(e.Logs, "\n  "))
 	}

@@ -8,6 +8,7 @@ type Method struct {
 	Dispatch   string  `msg:"dispatch"` // "ONE_TO_ALL", …; "CUSTOM" for a user's functions
 	Execute    string  `msg:"execute"`  // "ALL" or "RANK_ZERO"
 	Collective bool    `msg:"collective"`
+	Idempotent bool    `msg:"idempotent"` // running it again does no harm: it may follow a rank that is restarted
 	OnTimeout  string  `msg:"on_timeout"` // "", "cancel" or "kill"
 	Async      bool    `msg:"async"`
 	Params     []Param `msg:"params"` // without self

@@ -79,9 +79,9 @@ func (z *Class) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 18
+	// map header, size 21
 	// string "name"
-	o = append(o, 0xde, 0x0, 0x12, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+	o = append(o, 0xde, 0x0, 0x15, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
 	o = msgp.AppendString(o, z.Name)
 	// string "class"
 	o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
@@ -148,6 +148,15 @@ func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "pickle"
 	o = append(o, 0xa6, 0x70, 0x69, 0x63, 0x6b, 0x6c, 0x65)
 	o = msgp.AppendString(o, z.Pickle)
+	// string "on_failure"
+	o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x66, 0x61, 0x69, 0x6c, 0x75, 0x72, 0x65)
+	o = msgp.AppendString(o, z.OnFailure)
+	// string "max_restarts"
+	o = append(o, 0xac, 0x6d, 0x61, 0x78, 0x5f, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
+	o = msgp.AppendInt(o, z.MaxRestarts)
+	// string "restart_window"
+	o = append(o, 0xae, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x5f, 0x77, 0x69, 0x6e, 0x64, 0x6f, 0x77)
+	o = msgp.AppendFloat64(o, z.RestartWindowSeconds)
 	// string "runtime"
 	o = append(o, 0xa7, 0x72, 0x75, 0x6e, 0x74, 0x69, 0x6d, 0x65)
 	o, err = z.Runtime.MarshalMsg(o)
@@ -345,6 +354,24 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Pickle")
 				return
 			}
+		case "on_failure":
+			z.OnFailure, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "OnFailure")
+				return
+			}
+		case "max_restarts":
+			z.MaxRestarts, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "MaxRestarts")
+				return
+			}
+		case "restart_window":
+			z.RestartWindowSeconds, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "RestartWindowSeconds")
+				return
+			}
 		case "runtime":
 			bts, err = z.Runtime.UnmarshalMsg(bts)
 			if err != nil {
@@ -378,7 +405,7 @@ func (z *Cluster) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0002) + msgp.StringPrefixSize + len(za0003)
 		}
 	}
-	s += 16 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.Start) + 16 + msgp.StringPrefixSize + len(z.VisibleDevices) + 16 + msgp.Float64Size + 6 + msgp.Float64Size + 7 + msgp.StringPrefixSize + len(z.Pickle) + 8 + z.Runtime.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config)
+	s += 16 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.Start) + 16 + msgp.StringPrefixSize + len(z.VisibleDevices) + 16 + msgp.Float64Size + 6 + msgp.Float64Size + 7 + msgp.StringPrefixSize + len(z.Pickle) + 11 + msgp.StringPrefixSize + len(z.OnFailure) + 13 + msgp.IntSize + 15 + msgp.Float64Size + 8 + z.Runtime.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config)
 	return
 }
 
@@ -614,8 +641,8 @@ func (z *Device) Msgsize() (s int) {
 func (z *Error) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(13)
-	var zb0001Mask uint16 /* 13 bits */
+	zb0001Len := uint32(16)
+	var zb0001Mask uint16 /* 16 bits */
 	_ = zb0001Mask
 	if z.Cluster == "" {
 		zb0001Len--
@@ -633,28 +660,40 @@ func (z *Error) MarshalMsg(b []byte) (o []byte, err error) {
 		zb0001Len--
 		zb0001Mask |= 0x40
 	}
-	if z.Traceback == "" {
+	if z.Device == "" {
 		zb0001Len--
 		zb0001Mask |= 0x80
 	}
-	if z.Exception == nil {
+	if z.Traceback == "" {
 		zb0001Len--
 		zb0001Mask |= 0x100
 	}
-	if z.Logs == nil {
+	if z.Exception == nil {
 		zb0001Len--
 		zb0001Mask |= 0x200
 	}
-	if z.Stacks == nil {
+	if z.Logs == nil {
 		zb0001Len--
 		zb0001Mask |= 0x400
 	}
+	if z.Stacks == nil {
+		zb0001Len--
+		zb0001Mask |= 0x800
+	}
 	if z.Signal == "" {
 		zb0001Len--
-		zb0001Mask |= 0x1000
+		zb0001Mask |= 0x2000
+	}
+	if z.Others == nil {
+		zb0001Len--
+		zb0001Mask |= 0x4000
+	}
+	if z.Groups == nil {
+		zb0001Len--
+		zb0001Mask |= 0x8000
 	}
 	// variable map header, size zb0001Len
-	o = append(o, 0x80|uint8(zb0001Len))
+	o = msgp.AppendMapHeader(o, zb0001Len)
 
 	// skip if no fields are to be emitted
 	if zb0001Len != 0 {
@@ -688,16 +727,21 @@ func (z *Error) MarshalMsg(b []byte) (o []byte, err error) {
 			o = msgp.AppendString(o, z.Node)
 		}
 		if (zb0001Mask & 0x80) == 0 { // if not omitted
+			// string "device"
+			o = append(o, 0xa6, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65)
+			o = msgp.AppendString(o, z.Device)
+		}
+		if (zb0001Mask & 0x100) == 0 { // if not omitted
 			// string "traceback"
 			o = append(o, 0xa9, 0x74, 0x72, 0x61, 0x63, 0x65, 0x62, 0x61, 0x63, 0x6b)
 			o = msgp.AppendString(o, z.Traceback)
 		}
-		if (zb0001Mask & 0x100) == 0 { // if not omitted
+		if (zb0001Mask & 0x200) == 0 { // if not omitted
 			// string "exception"
 			o = append(o, 0xa9, 0x65, 0x78, 0x63, 0x65, 0x70, 0x74, 0x69, 0x6f, 0x6e)
 			o = msgp.AppendBytes(o, z.Exception)
 		}
-		if (zb0001Mask & 0x200) == 0 { // if not omitted
+		if (zb0001Mask & 0x400) == 0 { // if not omitted
 			// string "logs"
 			o = append(o, 0xa4, 0x6c, 0x6f, 0x67, 0x73)
 			o = msgp.AppendArrayHeader(o, uint32(len(z.Logs)))
@@ -705,7 +749,7 @@ func (z *Error) MarshalMsg(b []byte) (o []byte, err error) {
 				o = msgp.AppendString(o, z.Logs[za0001])
 			}
 		}
-		if (zb0001Mask & 0x400) == 0 { // if not omitted
+		if (zb0001Mask & 0x800) == 0 { // if not omitted
 			// string "stacks"
 			o = append(o, 0xa6, 0x73, 0x74, 0x61, 0x63, 0x6b, 0x73)
 			o = msgp.AppendArrayHeader(o, uint32(len(z.Stacks)))
@@ -720,10 +764,30 @@ func (z *Error) MarshalMsg(b []byte) (o []byte, err error) {
 		// string "exit_code"
 		o = append(o, 0xa9, 0x65, 0x78, 0x69, 0x74, 0x5f, 0x63, 0x6f, 0x64, 0x65)
 		o = msgp.AppendInt(o, z.ExitCode)
-		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+		if (zb0001Mask & 0x2000) == 0 { // if not omitted
 			// string "signal"
 			o = append(o, 0xa6, 0x73, 0x69, 0x67, 0x6e, 0x61, 0x6c)
 			o = msgp.AppendString(o, z.Signal)
+		}
+		if (zb0001Mask & 0x4000) == 0 { // if not omitted
+			// string "others"
+			o = append(o, 0xa6, 0x6f, 0x74, 0x68, 0x65, 0x72, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Others)))
+			for za0003 := range z.Others {
+				o = msgp.AppendString(o, z.Others[za0003])
+			}
+		}
+		if (zb0001Mask & 0x8000) == 0 { // if not omitted
+			// string "groups"
+			o = append(o, 0xa6, 0x67, 0x72, 0x6f, 0x75, 0x70, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Groups)))
+			for za0004 := range z.Groups {
+				o, err = z.Groups[za0004].MarshalMsg(o)
+				if err != nil {
+					err = msgp.WrapError(err, "Groups", za0004)
+					return
+				}
+			}
 		}
 	}
 	return
@@ -793,6 +857,12 @@ func (z *Error) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Node")
 				return
 			}
+		case "device":
+			z.Device, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Device")
+				return
+			}
 		case "traceback":
 			z.Traceback, bts, err = msgp.ReadStringBytes(bts)
 			if err != nil {
@@ -855,6 +925,44 @@ func (z *Error) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Signal")
 				return
 			}
+		case "others":
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Others")
+				return
+			}
+			if cap(z.Others) >= int(zb0005) {
+				z.Others = (z.Others)[:zb0005]
+			} else {
+				z.Others = make([]string, zb0005)
+			}
+			for za0003 := range z.Others {
+				z.Others[za0003], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Others", za0003)
+					return
+				}
+			}
+		case "groups":
+			var zb0006 uint32
+			zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Groups")
+				return
+			}
+			if cap(z.Groups) >= int(zb0006) {
+				z.Groups = (z.Groups)[:zb0006]
+			} else {
+				z.Groups = make([]StackGroup, zb0006)
+			}
+			for za0004 := range z.Groups {
+				bts, err = z.Groups[za0004].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Groups", za0004)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -869,7 +977,7 @@ func (z *Error) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Error) Msgsize() (s int) {
-	s = 1 + 5 + msgp.StringPrefixSize + len(string(z.Code)) + 8 + msgp.StringPrefixSize + len(z.Message) + 8 + msgp.StringPrefixSize + len(z.Cluster) + 7 + msgp.StringPrefixSize + len(z.Method) + 5 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Worker) + 5 + msgp.StringPrefixSize + len(z.Node) + 10 + msgp.StringPrefixSize + len(z.Traceback) + 10 + msgp.BytesPrefixSize + len(z.Exception) + 5 + msgp.ArrayHeaderSize
+	s = 3 + 5 + msgp.StringPrefixSize + len(string(z.Code)) + 8 + msgp.StringPrefixSize + len(z.Message) + 8 + msgp.StringPrefixSize + len(z.Cluster) + 7 + msgp.StringPrefixSize + len(z.Method) + 5 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Worker) + 5 + msgp.StringPrefixSize + len(z.Node) + 7 + msgp.StringPrefixSize + len(z.Device) + 10 + msgp.StringPrefixSize + len(z.Traceback) + 10 + msgp.BytesPrefixSize + len(z.Exception) + 5 + msgp.ArrayHeaderSize
 	for za0001 := range z.Logs {
 		s += msgp.StringPrefixSize + len(z.Logs[za0001])
 	}
@@ -877,7 +985,62 @@ func (z *Error) Msgsize() (s int) {
 	for za0002 := range z.Stacks {
 		s += z.Stacks[za0002].Msgsize()
 	}
-	s += 10 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Signal)
+	s += 10 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Signal) + 7 + msgp.ArrayHeaderSize
+	for za0003 := range z.Others {
+		s += msgp.StringPrefixSize + len(z.Others[za0003])
+	}
+	s += 7 + msgp.ArrayHeaderSize
+	for za0004 := range z.Groups {
+		s += z.Groups[za0004].Msgsize()
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z Frame) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 3
+	o = append(o, 0x93)
+	o = msgp.AppendString(o, z.Function)
+	o = msgp.AppendString(o, z.File)
+	o = msgp.AppendInt(o, z.Line)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Frame) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 3 {
+		err = msgp.ArrayError{Wanted: 3, Got: zb0001}
+		return
+	}
+	z.Function, bts, err = msgp.ReadStringBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Function")
+		return
+	}
+	z.File, bts, err = msgp.ReadStringBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "File")
+		return
+	}
+	z.Line, bts, err = msgp.ReadIntBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Line")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Frame) Msgsize() (s int) {
+	s = 1 + msgp.StringPrefixSize + len(z.Function) + msgp.StringPrefixSize + len(z.File) + msgp.IntSize
 	return
 }
 
@@ -973,9 +1136,9 @@ func (z *Main) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Method) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 9
+	// map header, size 10
 	// string "name"
-	o = append(o, 0x89, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+	o = append(o, 0x8a, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
 	o = msgp.AppendString(o, z.Name)
 	// string "registered"
 	o = append(o, 0xaa, 0x72, 0x65, 0x67, 0x69, 0x73, 0x74, 0x65, 0x72, 0x65, 0x64)
@@ -989,6 +1152,9 @@ func (z *Method) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "collective"
 	o = append(o, 0xaa, 0x63, 0x6f, 0x6c, 0x6c, 0x65, 0x63, 0x74, 0x69, 0x76, 0x65)
 	o = msgp.AppendBool(o, z.Collective)
+	// string "idempotent"
+	o = append(o, 0xaa, 0x69, 0x64, 0x65, 0x6d, 0x70, 0x6f, 0x74, 0x65, 0x6e, 0x74)
+	o = msgp.AppendBool(o, z.Idempotent)
 	// string "on_timeout"
 	o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
 	o = msgp.AppendString(o, z.OnTimeout)
@@ -1062,6 +1228,12 @@ func (z *Method) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			z.Collective, bts, err = msgp.ReadBoolBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Collective")
+				return
+			}
+		case "idempotent":
+			z.Idempotent, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Idempotent")
 				return
 			}
 		case "on_timeout":
@@ -1150,7 +1322,7 @@ func (z *Method) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Method) Msgsize() (s int) {
-	s = 1 + 5 + msgp.StringPrefixSize + len(z.Name) + 11 + msgp.BoolSize + 9 + msgp.StringPrefixSize + len(z.Dispatch) + 8 + msgp.StringPrefixSize + len(z.Execute) + 11 + msgp.BoolSize + 11 + msgp.StringPrefixSize + len(z.OnTimeout) + 6 + msgp.BoolSize + 7 + msgp.ArrayHeaderSize
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Name) + 11 + msgp.BoolSize + 9 + msgp.StringPrefixSize + len(z.Dispatch) + 8 + msgp.StringPrefixSize + len(z.Execute) + 11 + msgp.BoolSize + 11 + msgp.BoolSize + 11 + msgp.StringPrefixSize + len(z.OnTimeout) + 6 + msgp.BoolSize + 7 + msgp.ArrayHeaderSize
 	for za0001 := range z.Params {
 		s += 1 + 5 + msgp.StringPrefixSize + len(z.Params[za0001].Name) + 5 + msgp.IntSize + 8 + msgp.BoolSize
 	}
@@ -1942,19 +2114,53 @@ func (z *Shape) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Stack) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 4
-	// string "rank"
-	o = append(o, 0x84, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
-	o = msgp.AppendInt(o, z.Rank)
-	// string "worker"
-	o = append(o, 0xa6, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
-	o = msgp.AppendString(o, z.Worker)
-	// string "node"
-	o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
-	o = msgp.AppendString(o, z.Node)
-	// string "text"
-	o = append(o, 0xa4, 0x74, 0x65, 0x78, 0x74)
-	o = msgp.AppendString(o, z.Text)
+	// check for omitted fields
+	zb0001Len := uint32(6)
+	var zb0001Mask uint8 /* 6 bits */
+	_ = zb0001Mask
+	if z.Frames == nil {
+		zb0001Len--
+		zb0001Mask |= 0x10
+	}
+	if z.Native == false {
+		zb0001Len--
+		zb0001Mask |= 0x20
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "rank"
+		o = append(o, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
+		o = msgp.AppendInt(o, z.Rank)
+		// string "worker"
+		o = append(o, 0xa6, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
+		o = msgp.AppendString(o, z.Worker)
+		// string "node"
+		o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+		o = msgp.AppendString(o, z.Node)
+		// string "text"
+		o = append(o, 0xa4, 0x74, 0x65, 0x78, 0x74)
+		o = msgp.AppendString(o, z.Text)
+		if (zb0001Mask & 0x10) == 0 { // if not omitted
+			// string "frames"
+			o = append(o, 0xa6, 0x66, 0x72, 0x61, 0x6d, 0x65, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Frames)))
+			for za0001 := range z.Frames {
+				// array header, size 3
+				o = append(o, 0x93)
+				o = msgp.AppendString(o, z.Frames[za0001].Function)
+				o = msgp.AppendString(o, z.Frames[za0001].File)
+				o = msgp.AppendInt(o, z.Frames[za0001].Line)
+			}
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "native"
+			o = append(o, 0xa6, 0x6e, 0x61, 0x74, 0x69, 0x76, 0x65)
+			o = msgp.AppendBool(o, z.Native)
+		}
+	}
 	return
 }
 
@@ -2000,6 +2206,51 @@ func (z *Stack) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Text")
 				return
 			}
+		case "frames":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Frames")
+				return
+			}
+			if cap(z.Frames) >= int(zb0002) {
+				z.Frames = (z.Frames)[:zb0002]
+			} else {
+				z.Frames = make([]Frame, zb0002)
+			}
+			for za0001 := range z.Frames {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Frames", za0001)
+					return
+				}
+				if zb0003 != 3 {
+					err = msgp.ArrayError{Wanted: 3, Got: zb0003}
+					return
+				}
+				z.Frames[za0001].Function, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Frames", za0001, "Function")
+					return
+				}
+				z.Frames[za0001].File, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Frames", za0001, "File")
+					return
+				}
+				z.Frames[za0001].Line, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Frames", za0001, "Line")
+					return
+				}
+			}
+		case "native":
+			z.Native, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Native")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2014,6 +2265,111 @@ func (z *Stack) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Stack) Msgsize() (s int) {
-	s = 1 + 5 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Worker) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.StringPrefixSize + len(z.Text)
+	s = 1 + 5 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Worker) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.StringPrefixSize + len(z.Text) + 7 + msgp.ArrayHeaderSize
+	for za0001 := range z.Frames {
+		s += 1 + msgp.StringPrefixSize + len(z.Frames[za0001].Function) + msgp.StringPrefixSize + len(z.Frames[za0001].File) + msgp.IntSize
+	}
+	s += 7 + msgp.BoolSize
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *StackGroup) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// check for omitted fields
+	zb0001Len := uint32(3)
+	var zb0001Mask uint8 /* 3 bits */
+	_ = zb0001Mask
+	if z.Answered == false {
+		zb0001Len--
+		zb0001Mask |= 0x4
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "ranks"
+		o = append(o, 0xa5, 0x72, 0x61, 0x6e, 0x6b, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Ranks)))
+		for za0001 := range z.Ranks {
+			o = msgp.AppendInt(o, z.Ranks[za0001])
+		}
+		// string "place"
+		o = append(o, 0xa5, 0x70, 0x6c, 0x61, 0x63, 0x65)
+		o = msgp.AppendString(o, z.Place)
+		if (zb0001Mask & 0x4) == 0 { // if not omitted
+			// string "answered"
+			o = append(o, 0xa8, 0x61, 0x6e, 0x73, 0x77, 0x65, 0x72, 0x65, 0x64)
+			o = msgp.AppendBool(o, z.Answered)
+		}
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StackGroup) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "ranks":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Ranks")
+				return
+			}
+			if cap(z.Ranks) >= int(zb0002) {
+				z.Ranks = (z.Ranks)[:zb0002]
+			} else {
+				z.Ranks = make([]int, zb0002)
+			}
+			for za0001 := range z.Ranks {
+				z.Ranks[za0001], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Ranks", za0001)
+					return
+				}
+			}
+		case "place":
+			z.Place, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Place")
+				return
+			}
+		case "answered":
+			z.Answered, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Answered")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *StackGroup) Msgsize() (s int) {
+	s = 1 + 6 + msgp.ArrayHeaderSize + (len(z.Ranks) * (msgp.IntSize)) + 6 + msgp.StringPrefixSize + len(z.Place) + 9 + msgp.BoolSize
 	return
 }
