@@ -261,6 +261,8 @@ func beWorker() {
 	number, _ := strconv.Atoi(os.Getenv("FAKE_NUMBER"))
 	stacks, err := unix.MemfdCreate("stacks", 0)
 	must(err)
+	_, err = unix.FcntlInt(uintptr(stacks), unix.F_SETFL, unix.O_APPEND)
+	must(err)
 	for _, word := range strings.Fields(os.Getenv("FAKE_DOES")) {
 		what, arg, _ := strings.Cut(word, ":")
 		switch what {

@@ -167,6 +167,7 @@ func (a *agent) register(req *wire.Start) ([]*worker, error) {
 			return nil, spec.Errorf(spec.CodeInvalid, "node %s has a worker %d already", a.join.Name, start.Number)
 		}
 		w := newWorker(start)
+		w.python = req.Runtime.Python
 		a.workers[start.Number] = w
 		workers = append(workers, w)
 	}

@@ -35,41 +35,56 @@ func (a *agent) stacks(req wire.StacksRequest) *wire.StacksAnswer {
 			continue
 		}
 		all.Go(func() {
-			answer.Stacks[i] = spec.Stack{Rank: w.start.Rank, Worker: w.start.Name, Node: a.join.Name, Text: w.stackText()}
+			text, frames := w.stack()
+			answer.Stacks[i] = spec.Stack{Rank: w.start.Rank, Worker: w.start.Name, Node: a.join.Name, Text: text, Frames: frames}
 		})
 	}
 	all.Wait()
+	a.addNative(req.Workers, answer.Stacks)
 	return answer
 }
 
-func (w *worker) stackText() string {
+// stack is what the worker does, in words, and the frames of the code that it
+// runs for a call.
+func (w *worker) stack() (string, []spec.Frame) {
 	w.dumping.Lock()
 	defer w.dumping.Unlock()
 	w.mu.Lock()
 	child, control := w.child, w.control
 	w.mu.Unlock()
-	switch {
-	case child == nil:
-		return "it has no process yet: it waits for its zygote or its interpreter"
+	if child == nil {
+		return "it has no process yet: it waits for its zygote or its interpreter", nil
+	}
+	pid := child.Pid()
+	switch entry, _ := process.Read(pid); {
+	case entry.State == 'T':
+		// Asked for its stacks it would tell them only when it goes on.
+		return fmt.Sprintf("it is stopped (SIGSTOP), and goes on with kill -CONT (%s)", describe(pid)), nil
+	case entry.State == 't':
+		return fmt.Sprintf("it is stopped by a debugger (%s)", describe(pid)), nil
 	case control == nil || control.stacksFd <= 0:
 		// The signal would kill a process that has no handler for it yet.
-		return fmt.Sprintf("it is not up yet, so it has no Python stacks to tell (%s)", describe(child.Pid()))
+		return fmt.Sprintf("it is not up yet, so it has no Python stacks to tell (%s)", describe(pid)), nil
 	}
 	text, err := dump(child, control.stacksFd)
 	switch {
 	case err != nil:
-		return fmt.Sprintf("its stacks cannot be read: %v (%s)", err, describe(child.Pid()))
+		return fmt.Sprintf("its stacks cannot be read: %v (%s)", err, describe(pid)), nil
 	case text == "":
-		return fmt.Sprintf("it did not tell its stacks within %v (%s)", stacksBound, describe(child.Pid()))
+		return fmt.Sprintf("it did not tell its stacks within %v (%s)", stacksBound, describe(pid)), nil
 	}
-	text, looping := readable(text)
+	text, frames, looping := readable(text)
 	if !looping {
-		return text
+		return text, frames
 	}
 	if tasks := control.tasks(); tasks != "" {
-		return strings.TrimSuffix(text, loopWaits) + tasks
+		if frames == nil {
+			first, _, _ := strings.Cut(tasks, "\ntask ")
+			frames = framesOf(strings.Split(first, "\n"))
+		}
+		return strings.TrimSuffix(text, loopWaits) + tasks, frames
 	}
-	return text
+	return text, frames
 }
 
 // tasks asks a worker whose event loop waits what its coroutines wait for. "" if

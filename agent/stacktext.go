@@ -4,7 +4,10 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/muster-rl/muster/spec"
 )
 
 const loopWaits = "it is idle: its event loop waits\n"
@@ -12,12 +15,13 @@ const loopWaits = "it is idle: its event loop waits\n"
 // readable turns what faulthandler dumps into what a person wants to see: the
 // main thread first, without frames of Muster's runtime below the user's method,
 // and without threads of Muster that only wait. What it does not understand it
-// leaves as it is. looping says that the main thread's event loop waits, so that
-// the stacks of threads do not tell what the coroutines do.
-func readable(dump string) (text string, looping bool) {
+// leaves as it is. frames are those of the thread that runs a call. looping says
+// that the main thread's event loop waits, so that the stacks of threads do not
+// tell what the coroutines do.
+func readable(dump string) (text string, frames []spec.Frame, looping bool) {
 	threads := parseThreads(dump)
 	if len(threads) == 0 {
-		return dump, false
+		return dump, goFrames(dump), false
 	}
 	main := mainThread(threads)
 	var parts []string
@@ -29,9 +33,13 @@ func readable(dump string) (text string, looping bool) {
 		case i == main && t.waits():
 		case i == main:
 			parts = slices.Insert(parts, 0, t.text("main thread"))
+			frames = framesOf(t.shown())
 		case t.ours && !t.calls():
 		case t.ours:
 			parts = append(parts, t.text("a thread that runs calls"))
+			if frames == nil {
+				frames = framesOf(t.shown())
+			}
 		case t.name != "":
 			parts = append(parts, t.text(fmt.Sprintf("thread %q", t.name)))
 		default:
@@ -40,11 +48,11 @@ func readable(dump string) (text string, looping bool) {
 	}
 	switch {
 	case len(parts) > 0:
-		return strings.Join(parts, "\n"), looping
+		return strings.Join(parts, "\n"), frames, looping
 	case looping:
-		return loopWaits, true
+		return loopWaits, nil, true
 	}
-	return "it is idle: it waits for a call\n", false
+	return "it is idle: it waits for a call\n", nil, false
 }
 
 // thread is one of a dump.
@@ -60,7 +68,7 @@ type thread struct {
 
 var (
 	threadLine = regexp.MustCompile(`^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):$`)
-	frameLine  = regexp.MustCompile(`^ *File "(.*)", line (?:\d+|\?\?\?) in (.*)$`)
+	frameLine  = regexp.MustCompile(`^ *File "(.*)", line (\d+|\?\?\?) in (.*)$`)
 	ownFile    = regexp.MustCompile(`/muster/(?:_runtime/[a-z_]+|_[a-z]+)\.py$`)
 )
 
@@ -109,7 +117,48 @@ func mainThread(threads []*thread) int {
 
 func frame(line string) (file, name string) {
 	m := frameLine.FindStringSubmatch(line)
-	return m[1], m[2]
+	return m[1], m[3]
+}
+
+// framesOf reads lines of a dump that are frames.
+func framesOf(lines []string) []spec.Frame {
+	var frames []spec.Frame
+	for _, line := range lines {
+		if m := frameLine.FindStringSubmatch(line); m != nil {
+			number, _ := strconv.Atoi(m[2]) // ???: 0
+			frames = append(frames, spec.Frame{Function: m[3], File: m[1], Line: number})
+		}
+	}
+	return frames
+}
+
+var goPlace = regexp.MustCompile(`^\t(\S.*):(\d+)(?: \+0x[0-9a-f]+)?$`)
+
+// goFrames reads those of the first goroutine of a worker in Go, which dumps the
+// ones that run methods first.
+func goFrames(dump string) []spec.Frame {
+	if !strings.HasPrefix(dump, "goroutine ") {
+		return nil
+	}
+	var frames []spec.Frame
+	function := ""
+	for line := range strings.Lines(dump) {
+		line = strings.TrimRight(line, "\n")
+		if line == "" {
+			break
+		}
+		if m := goPlace.FindStringSubmatch(line); m != nil && function != "" {
+			number, _ := strconv.Atoi(m[2])
+			frames = append(frames, spec.Frame{Function: function, File: m[1], Line: number})
+			function = ""
+			continue
+		}
+		function = line[strings.LastIndex(line, "/")+1:]
+		if end := strings.LastIndex(function, "("); end > 0 {
+			function = function[:end]
+		}
+	}
+	return frames
 }
 
 // trim takes off what is below the user's code, and the machinery of imports.
@@ -163,10 +212,14 @@ func (t *thread) calls() bool {
 	return name == "_one"
 }
 
-func (t *thread) text(title string) string {
-	frames := t.frames
-	if len(frames) == 0 && t.top != "" {
-		frames = []string{t.top} // a method that is C code has no frame of its own
+// shown is the frames that people are told.
+func (t *thread) shown() []string {
+	if len(t.frames) == 0 && t.top != "" {
+		return []string{t.top} // a method that is C code has no frame of its own
 	}
-	return title + " (most recent call first):\n" + strings.Join(slices.Concat(t.before, frames, t.after), "\n") + "\n"
+	return t.frames
+}
+
+func (t *thread) text(title string) string {
+	return title + " (most recent call first):\n" + strings.Join(slices.Concat(t.before, t.shown(), t.after), "\n") + "\n"
 }

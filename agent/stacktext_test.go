@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/muster-rl/muster/spec"
 )
 
 var update = flag.Bool("update", false, "rewrite what testdata expects")
@@ -22,9 +24,12 @@ func TestReadableStacks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, looping := readable(string(raw))
+			got, frames, looping := readable(string(raw))
 			if looping != (filepath.Base(dump) == "loop.dump") {
 				t.Errorf("looping is %v", looping)
+			}
+			if s := (spec.Stack{Frames: frames, Text: got}); len(frames) > 0 {
+				got += "place: " + s.Place() + "\n"
 			}
 			file := strings.TrimSuffix(dump, ".dump") + ".txt"
 			if *update {
@@ -51,7 +56,7 @@ func FuzzReadableStacks(f *testing.F) {
 		f.Add(string(raw))
 	}
 	f.Fuzz(func(t *testing.T, dump string) {
-		if text, _ := readable(dump); text == "" && strings.TrimSpace(dump) != "" {
+		if text, _, _ := readable(dump); text == "" && strings.TrimSpace(dump) != "" {
 			t.Errorf("%q became nothing", dump)
 		}
 	})

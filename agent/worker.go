@@ -28,7 +28,8 @@ const (
 // worker is one worker of this node, from the request to start it until it is
 // gone. doc.go has its states.
 type worker struct {
-	start wire.WorkerStart
+	start  wire.WorkerStart
+	python string // its interpreter; "" for a program
 
 	stopping chan struct{} // closed when it should end
 	gone     chan struct{} // closed when nothing of it is left and that was told
