@@ -45,6 +45,13 @@ type ClusterConfig struct {
 	Grace          time.Duration // from asking a worker to end until it is ended; 0: 10 s
 	NodeDevices    bool          // workers see all devices of their node, not just their own
 
+	// OnFailure says what follows when a worker's process ends: "fail" (default),
+	// "restart_worker" or "restart_cluster", which happens MaxRestarts times at
+	// most (0: 3) within RestartWindow (0: 10 min).
+	OnFailure     string
+	MaxRestarts   int
+	RestartWindow time.Duration
+
 	// For Python classes: the interpreter (default: Options.Python), folders in
 	// front of sys.path, modules to import once before workers are forked, and
 	// whether workers are spawned instead.
@@ -61,6 +68,7 @@ func (c ClusterConfig) spec() spec.Cluster {
 		DevicesPerWorker: c.DevicesPerWorker, SpanNodes: c.SpanNodes,
 		Shape: spec.Shape{TP: c.TP, PP: c.PP, CP: c.CP, EP: c.EP}, Env: c.Env, MaxConcurrency: c.MaxConcurrency,
 		StartupSeconds: c.StartupTimeout.Seconds(), GraceSeconds: c.Grace.Seconds(),
+		OnFailure: c.OnFailure, MaxRestarts: c.MaxRestarts, RestartWindowSeconds: c.RestartWindow.Seconds(),
 	}
 	if c.Spawn {
 		s.Start = "spawn"

@@ -10,20 +10,28 @@
 //	state      event                         next       orders
 //	-          Submit, nothing in its way    running    Send
 //	-          Submit, waits for a future,
-//	           behind a call that does, or a
-//	           worker has MaxOut legs out    held       -
+//	           behind a call that does, a
+//	           worker has MaxOut legs out,
+//	           or a rank is down             held       -
 //	-          Submit, a rank is dead, or
 //	           a wait would close a cycle    answered   Fail
 //	held       futures here, first in its
-//	           cluster's queue, room again   running    Send
+//	           cluster's queue, room again,
+//	           its ranks up                  running    Send
 //	held       paired, first in its queue,
 //	           the rows of a leg are there   sending    SendLeg
 //	held       a future failed, Cancel       answered   Fail
 //	sending    the rows of a leg are there   sending    SendLeg; running with the last one
+//	sending    a rank of a leg is down       sending    -, the leg waits for Replace
 //	sending    anything that ends a call     as running, the legs that were not sent are skipped
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
+//	running    WorkersDown, not idempotent,
+//	           or a rank has raised          answered   Fail, CancelLeg for the other legs
+//	running    WorkersDown, idempotent       running    -, its legs there wait; where all ranks are down,
+//	                                                    those that are done are taken back as well
+//	running    Replace                       running    SendAgain for the legs that waited
 //	running    Expire                        expiring   Stacks
 //	running    Cancel                        cancelling CancelLeg for every leg that is out
 //	expiring   Expired with stacks           answered   Fail; CancelLeg or KillLeg where the method says so
@@ -40,4 +48,9 @@
 //
 // A worker: alive -> dying (its connection ended, the reason is not known yet)
 // -> dead (WorkerLost). A dead rank fails the calls that need it, now and later.
+// In a cluster that restarts ranks: alive -> dying -> down (WorkersDown) -> replaced
+// by another Worker of the same rank (Replace), or dead (WorkerLost). What a rank
+// that is down still says counts for nothing. A leg that is sent again goes out in
+// the calls' order, before any call that waited: each process sees the one order.
+// A call that is not idempotent is never sent again, however far it had come.
 package call

@@ -17,7 +17,7 @@ func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
 		return nil, nil
 	}
 	leg := c.LegOf(w)
-	if leg < 0 || c.Legs[leg].Done {
+	if leg < 0 || c.Legs[leg].Done || w.Down != nil { // down: what it still says is of no use
 		return c, nil
 	}
 	t.legDone(c, leg, r)
@@ -91,7 +91,7 @@ func (c *Call) cause(err *spec.Error) *spec.Error {
 // dyingPeer is a worker of c whose end is seen but not explained yet.
 func (c *Call) dyingPeer() *Worker {
 	for i := range c.Legs {
-		if w := c.Legs[i].Worker; !c.Legs[i].Done && w.Dying {
+		if w := c.Legs[i].Worker; !c.Legs[i].Done && w.Dying && w.Down == nil {
 			return w
 		}
 	}
@@ -197,6 +197,10 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	if w.Dead != nil {
 		return nil
 	}
+	if w.Down != nil { // nobody takes its place after all
+		w.Down = nil
+		w.Cluster.down--
+	}
 	w.Dead, w.Dying = err, true
 	w.waits = nil
 	for _, c := range append([]*Call(nil), w.out()...) {
@@ -293,11 +297,12 @@ func (t *Table) cancel(c *Call) {
 // cancelOthers has the legs that are out ended, with the calls they made.
 func (t *Table) cancelOthers(c *Call) {
 	for i := range c.Legs {
-		if l := &c.Legs[i]; !l.Done && !l.ending && l.Worker.Dead == nil {
+		if l := &c.Legs[i]; !l.Done && !l.ending && l.Worker.Dead == nil && l.Worker.Down == nil {
 			l.ending = true // once, also where many workers are lost together
 			t.op(CancelLeg, c, i, nil)
 		}
 	}
+	t.endDown(c, c.cancelled(""))
 	if c.left == 0 {
 		return
 	}
@@ -396,6 +401,7 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 		e.Rank, e.Worker, e.Node = w.Rank, w.Name, w.Node
 	}
 	t.answer(c, e)
+	t.endDown(c, e)
 	for _, i := range c.Out() {
 		switch c.OnTimeout {
 		case "cancel":
@@ -428,6 +434,8 @@ func (c *Call) heldBy() string {
 	switch {
 	case len(c.needs) > 0:
 		return "it waits for the result of " + c.needs[0].Title()
+	case c.blocked():
+		return fmt.Sprintf("rank %d is being restarted", c.downRank())
 	case c.Cluster.full > 0:
 		return fmt.Sprintf("a worker has %d calls queued already", MaxOut)
 	}

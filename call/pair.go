@@ -15,7 +15,7 @@ func (t *Table) sendSome(c *Call) bool {
 		if l.sent {
 			continue
 		}
-		if !c.fed(i) {
+		if !c.fed(i) || l.Worker.Down != nil {
 			waiting++
 			continue
 		}

@@ -18,8 +18,9 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // below it are the orders it led to. The commands:
 //
 //	cluster NAME RANKS [serial]
-//	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [on_timeout=kill] [needs=ID,ID] [in=CLUSTER/RANK:CALL] [waiting]
+//	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [idempotent] [on_timeout=kill] [needs=ID,ID] [in=CLUSTER/RANK:CALL] [waiting]
 //	result CLUSTER/RANK CALL [error=CODE]
+//	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
 //	dying CLUSTER/RANK · lost CLUSTER/RANK · gone CLUSTER · callergone
 //	cancel CALL [kill] · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
 //
@@ -94,6 +95,16 @@ func (s *script) run(t *testing.T, line string) string {
 	case "lost":
 		w := s.worker(t, f[1])
 		ops = s.table.WorkerLost(w, spec.Errorf(spec.CodeWorkerDied, "%s died", w.Name))
+	case "down":
+		ranks := s.ranks(t, f[1])
+		ops = s.table.WorkersDown(ranks, spec.Errorf(spec.CodeWorkerDied, "%s died", ranks[0].Name))
+	case "replace":
+		var fresh []*Worker
+		for _, w := range s.ranks(t, f[1]) {
+			s.number++
+			fresh = append(fresh, &Worker{Number: s.number, Rank: w.Rank, Name: w.Name, Node: w.Node, Cluster: w.Cluster, Serial: w.Serial})
+		}
+		ops = s.table.Replace(fresh)
 	case "gone":
 		ops = s.table.ClusterGone(s.clusters[f[1]], spec.Errorf(spec.CodeWorkerDied, "%s is no more", f[1]))
 	case "callergone":
@@ -121,7 +132,7 @@ func (s *script) run(t *testing.T, line string) string {
 }
 
 func show(ops []Op) string {
-	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "forget"}
+	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "send again", "forget"}
 	var out strings.Builder
 	for _, op := range ops {
 		fmt.Fprintf(&out, "  %s %d", names[op.Do], op.Call.CallerID)
@@ -141,7 +152,7 @@ func (s *script) request(t *testing.T, f []string) Request {
 	name, method, _ := strings.Cut(f[2], ".")
 	r := Request{
 		Caller: 1, CallerID: id, Cluster: s.clusters[name], Method: method,
-		Split: has(f, "split"), Keep: has(f, "keep"), Collective: has(f, "collective"),
+		Split: has(f, "split"), Keep: has(f, "keep"), Collective: has(f, "collective"), Idempotent: has(f, "idempotent"),
 		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"),
 	}
 	for _, text := range strings.FieldsFunc(option(f, "ranks"), func(r rune) bool { return r == ',' }) {
@@ -176,6 +187,20 @@ func (s *script) worker(t *testing.T, text string) *Worker {
 		t.Fatalf("no worker %q", text)
 	}
 	return s.clusters[name].Workers[n]
+}
+
+// ranks reads CLUSTER/RANK,RANK or CLUSTER/all.
+func (s *script) ranks(t *testing.T, text string) []*Worker {
+	t.Helper()
+	name, list, _ := strings.Cut(text, "/")
+	if list == "all" {
+		return append([]*Worker(nil), s.clusters[name].Workers...)
+	}
+	var workers []*Worker
+	for _, rank := range strings.Split(list, ",") {
+		workers = append(workers, s.worker(t, name+"/"+rank))
+	}
+	return workers
 }
 
 func (s *script) call(t *testing.T, text string) *Call {

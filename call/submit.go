@@ -53,7 +53,7 @@ func (t *Table) place(c *Call) {
 			return
 		}
 	}
-	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 {
+	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 || c.blocked() {
 		c.State = Held
 		cl.held = append(cl.held, c)
 		if c.Paired != nil {
@@ -130,6 +130,9 @@ func (t *Table) release(cl *Cluster) {
 				cl.held = cl.held[1:]
 				t.refuse(c, c.about(dead))
 				continue
+			}
+			if c.Paired == nil && c.blocked() {
+				return
 			}
 		}
 		if c.Paired != nil && !t.sendSome(c) {

@@ -51,6 +51,7 @@ type Worker struct {
 	Rank    int
 	Cluster *Cluster
 	Dead    *spec.Error // why, once it is known
+	Down    *spec.Error // why, while another process is to take its place
 	legs    []*Call     // those from past on are out, oldest first
 	past    int32
 	Dying   bool
@@ -69,6 +70,7 @@ type Cluster struct {
 	Workers []*Worker
 	held    []*Call // not sent yet, in order
 	full    int     // workers with MaxOut legs
+	down    int     // workers whose place another process is to take
 	gone    *spec.Error
 }
 
@@ -87,6 +89,7 @@ type Request struct {
 	Keep     bool
 
 	Collective bool
+	Idempotent bool // it may be run again on a rank that is restarted
 	OnTimeout  string
 
 	Parent       ID
@@ -131,6 +134,7 @@ type Call struct {
 	first      *spec.Error
 	skipped    int     // legs that were never sent
 	used       bool    // deps are let go of
+	forgotten  bool    // it is not in the table any more
 	deps       []*Call // what Futures name, until it is sent
 	users      int     // calls that have this one among their deps
 	shared     bool    // it ever was
@@ -161,6 +165,7 @@ const (
 	CancelLeg           // have Leg's worker end it
 	KillLeg             // have Leg's worker killed
 	Stacks              // collect the stacks of the legs that are out, then Expired
+	SendAgain           // send Leg once more, to the process that took its rank's place
 	Forget              // let go of what was held for the call: of one that is Leased, the last order
 )
 
@@ -264,9 +269,10 @@ const fewRanks = 16
 // forget drops an answered call when nothing of it is left: no leg out, no
 // result kept.
 func (t *Table) forget(c *Call) {
-	if c.State != Answered || c.left > 0 || c.Keep || c.users > 0 {
+	if c.State != Answered || c.left > 0 || c.Keep || c.users > 0 || c.forgotten {
 		return
 	}
+	c.forgotten = true
 	delete(t.calls, c.ID)
 	key := callerKey{c.Caller, c.CallerID}
 	if t.byCaller[key] == c {

@@ -36,6 +36,9 @@ var workerFields = []struct {
 	{"py_modules", nil},
 	{"pickle", func(p *planParser, c *spec.Cluster, e entry) { c.Pickle = p.onOff(e) }},
 	{"grace", func(p *planParser, c *spec.Cluster, e entry) { c.GraceSeconds = p.seconds(e) }},
+	{"on_failure", func(p *planParser, c *spec.Cluster, e entry) { c.OnFailure = p.text(e) }},
+	{"max_restarts", func(p *planParser, c *spec.Cluster, e entry) { c.MaxRestarts = p.size(e) }},
+	{"restart_window", func(p *planParser, c *spec.Cluster, e entry) { c.RestartWindowSeconds = p.seconds(e) }},
 	{"span_nodes", func(p *planParser, c *spec.Cluster, e entry) { c.SpanNodes = p.truth(e) }},
 }
 

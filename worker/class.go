@@ -111,6 +111,10 @@ func RankZero() Option { return func(m *method) { m.Execute = dispatch.ExecuteRa
 // the others are cancelled.
 func Collective() Option { return func(m *method) { m.Collective = true } }
 
+// Idempotent says that running the method again does no harm: on a cluster that
+// restarts ranks, a call that died with one is run again on the new one.
+func Idempotent() Option { return func(m *method) { m.Idempotent = true } }
+
 // OnTimeout says what happens at a deadline to ranks that still run: "cancel" or
 // "kill".
 func OnTimeout(what string) Option { return func(m *method) { m.OnTimeout = what } }

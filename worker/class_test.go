@@ -37,7 +37,7 @@ func TestMethodsAreCheckedAtTheStart(t *testing.T) {
 
 func TestDescription(t *testing.T) {
 	c := NewClass("C").Doc("What it is.").
-		Register("step", DPCompute, func(context.Context, []int, float64) ([]int, error) { return nil, nil }, Params("rows", "rate"), Collective(), OnTimeout("kill")).
+		Register("step", DPCompute, func(context.Context, []int, float64) ([]int, error) { return nil, nil }, Params("rows", "rate"), Collective(), Idempotent(), OnTimeout("kill")).
 		Method("any", func(_ string, _ ...int) {}).
 		Method("named", func(value.Kwargs) {})
 	if c.err != nil {
@@ -46,7 +46,7 @@ func TestDescription(t *testing.T) {
 	d := c.description(true)
 	want := spec.Description{Class: "C", Doc: "What it is.", Serial: true, Methods: []spec.Method{
 		{
-			Name: "step", Registered: true, Dispatch: "DP_MP_COMPUTE", Execute: "ALL", Collective: true, OnTimeout: "kill",
+			Name: "step", Registered: true, Dispatch: "DP_MP_COMPUTE", Execute: "ALL", Collective: true, Idempotent: true, OnTimeout: "kill",
 			Params: []spec.Param{{Name: "rows", Kind: 1}, {Name: "rate", Kind: 1}},
 		},
 		{Name: "any", Params: []spec.Param{{Name: "arg0"}, {Name: "args", Kind: 2}}},

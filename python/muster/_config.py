@@ -76,6 +76,12 @@ class WorkerConfig:
     pickle: str = "on"
     #: Seconds between asking a worker to end and ending it.
     grace: float | None = None
+    #: When a worker's process ends: "fail" (its calls, now and later), "restart_worker"
+    #: (that rank alone) or "restart_cluster"; ``initialize`` is then run again.
+    on_failure: str = "fail"
+    #: Restarts within ``restart_window`` seconds, 3 in 600 by default; then it is "fail".
+    max_restarts: int | None = None
+    restart_window: float | None = None
     #: Lets the devices of one worker lie on several nodes.
     span_nodes: bool = False
 
@@ -144,6 +150,9 @@ class WorkerConfig:
             "visible_devices": _text("visible_devices", self.visible_devices),
             "startup_timeout": as_seconds("startup_timeout", self.startup_timeout),
             "grace": as_seconds("grace", self.grace),
+            "on_failure": _text("on_failure", self.on_failure),
+            "max_restarts": _count("max_restarts", self.max_restarts),
+            "restart_window": as_seconds("restart_window", self.restart_window),
             "pickle": _pickle(self.pickle),
         }
 

@@ -42,11 +42,13 @@ class MusterError(Exception):
     rank: int = -1  # -1 where no rank is meant
     worker: str = ""
     node: str = ""
+    device: str = ""  # of a worker that died: "GPU 3"
     traceback: str = ""  # the remote one, as text
     logs: Sequence[str] = ()  # the worker's last lines
     stacks: Sequence[Mapping[str, Any]] = ()  # rank, worker, node, text of who had not answered
     exit_code: int = 0
     signal: str = ""  # "SIGKILL"
+    others: Sequence[str] = ()  # what the other ranks were doing when it died
     message = _Message()  # what happened, without traceback, stacks and logs
 
     def __init__(self, message: object = "", *more: object, **details: Any) -> None:
@@ -63,8 +65,11 @@ class MusterError(Exception):
 
     def __str__(self) -> str:
         text = self.message
-        if self.traceback:
-            text += "\n\n" + self.traceback.rstrip("\n")
+        trace = self.traceback.rstrip("\n")
+        if trace and trace not in "\n".join(self.logs):
+            text += "\n\n" + trace
+        if self.others:
+            text += "\n\nwhat the others were doing:\n  " + "\n  ".join(self.others)
         for stack in self.stacks:
             where = f"{stack.get('worker', '?')} on {stack.get('node', '?')}"
             text += f"\n\n{where} had not answered:\n{str(stack.get('text', '')).rstrip()}"
@@ -83,11 +88,13 @@ _DETAILS = (
     "rank",
     "worker",
     "node",
+    "device",
     "traceback",
     "logs",
     "stacks",
     "exit_code",
     "signal",
+    "others",
 )
 
 
@@ -102,7 +109,8 @@ class RemoteError(MusterError):
 
 
 class WorkerDiedError(MusterError):
-    """A worker's process ended."""
+    """A worker's process ended: ``exit_code`` or ``signal`` say how, ``logs`` what it said
+    last, ``others`` what the other ranks of its cluster were doing."""
 
     code = "worker_died"
 
@@ -321,6 +329,7 @@ def _details(exc: MusterError) -> dict[str, Any]:
         own["message"] = exc.message
     wire = {name: own[name] for name in (*_DETAILS, "message")}
     wire["logs"], wire["stacks"] = list(wire["logs"]), [dict(s) for s in wire["stacks"]]
+    wire["others"] = list(wire["others"])
     return wire
 
 

@@ -118,13 +118,22 @@ class Registration:
     ``collect_fn`` set; ``on_timeout`` is ``""``, ``"cancel"`` or ``"kill"``.
     """
 
-    __slots__ = ("collect_fn", "collective", "dispatch", "dispatch_fn", "execute", "on_timeout")
+    __slots__ = (
+        "collect_fn",
+        "collective",
+        "dispatch",
+        "dispatch_fn",
+        "execute",
+        "idempotent",
+        "on_timeout",
+    )
 
     def __init__(
         self,
         dispatch: str,
         execute: str,
         collective: bool = False,
+        idempotent: bool = False,
         on_timeout: str = "",
         dispatch_fn: Callable[..., Any] | None = None,
         collect_fn: Callable[..., Any] | None = None,
@@ -132,6 +141,7 @@ class Registration:
         self.dispatch = dispatch
         self.execute = execute
         self.collective = collective
+        self.idempotent = idempotent
         self.on_timeout = on_timeout
         self.dispatch_fn = dispatch_fn
         self.collect_fn = collect_fn
@@ -148,6 +158,7 @@ def register(
     execute_mode: Execute | str = Execute.ALL,
     *,
     collective: bool = False,
+    idempotent: bool = False,
     on_timeout: str | None = None,
 ) -> Callable[[F], F]:
     """Make a worker's method callable on its whole cluster.
@@ -160,10 +171,13 @@ def register(
 
     ``collective=True`` says that the ranks need each other in this method: when
     one raises, the others are cancelled rather than left waiting for it.
+    ``idempotent=True`` says that running the method again does no harm: on a
+    cluster with ``on_failure="restart_worker"`` or ``"restart_cluster"``, a call
+    that died with a rank is run again on the new one. Others never are.
     ``on_timeout`` says what happens at a deadline to the ranks that still run:
     ``"cancel"`` raises an exception in them, ``"kill"`` ends their processes.
     """
-    registration = _registration(dispatch_mode, execute_mode, collective, on_timeout)
+    registration = _registration(dispatch_mode, execute_mode, collective, idempotent, on_timeout)
 
     def mark(function: F) -> F:
         target: Any = getattr(function, "__func__", function)  # a classmethod's own function
@@ -182,6 +196,7 @@ def _registration(
     dispatch_mode: DispatchMode,
     execute_mode: Execute | str,
     collective: bool,
+    idempotent: bool,
     on_timeout: str | None,
 ) -> Registration:
     if callable(dispatch_mode):
@@ -193,7 +208,7 @@ def _registration(
         raise ValueError(f"execute_mode is {execute_mode!r}; it can be {known}") from None
     if on_timeout not in (None, "", "cancel", "kill"):
         raise ValueError(f'on_timeout is {on_timeout!r}; it can be None, "cancel" or "kill"')
-    rest = (execute, bool(collective), on_timeout or "")
+    rest = (execute, bool(collective), bool(idempotent), on_timeout or "")
     if isinstance(dispatch_mode, Mapping):
         functions = dict(dispatch_mode)
         if sorted(functions) != ["collect_fn", "dispatch_fn"] or not all(

@@ -167,6 +167,7 @@ def method(
         "dispatch": dispatch,
         "execute": execute if dispatch else "",
         "collective": False,
+        "idempotent": False,
         "on_timeout": "",
         "async": False,
         "params": list(params),

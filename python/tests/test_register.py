@@ -21,18 +21,20 @@ def test_the_default_is_all_to_all_on_all() -> None:
     def f(self: object) -> None: ...
 
     assert (mark(f).dispatch, mark(f).execute) == ("ALL_TO_ALL", "ALL")
-    assert (mark(f).collective, mark(f).on_timeout) == (False, "")
+    assert (mark(f).collective, mark(f).idempotent, mark(f).on_timeout) == (False, False, "")
 
 
 def test_modes_are_given_by_enum_or_name() -> None:
-    @register(Dispatch.ONE_TO_ALL, Execute.RANK_ZERO, collective=True, on_timeout="kill")
+    @register(
+        Dispatch.ONE_TO_ALL, Execute.RANK_ZERO, collective=True, idempotent=True, on_timeout="kill"
+    )
     def f(self: object) -> None: ...
 
     @register(dispatch_mode="DP_MP_COMPUTE", execute_mode="ALL")
     def g(self: object) -> None: ...
 
     assert repr(mark(f)) == "Registration(ONE_TO_ALL, RANK_ZERO)"
-    assert (mark(f).collective, mark(f).on_timeout) == (True, "kill")
+    assert (mark(f).collective, mark(f).idempotent, mark(f).on_timeout) == (True, True, "kill")
     assert mark(g).dispatch == "DP_MP_COMPUTE"
 
 

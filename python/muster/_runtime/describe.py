@@ -71,6 +71,7 @@ def _method(cls: type, name: str, attribute: Any, reserved: Collection[str]) -> 
         "dispatch": registration.dispatch if registration else "",
         "execute": registration.execute if registration else "",
         "collective": registration.collective if registration else False,
+        "idempotent": registration.idempotent if registration else False,
         "on_timeout": registration.on_timeout if registration else "",
         "async": inspect.iscoroutinefunction(function),
         "params": params,

@@ -1,0 +1,162 @@
+package call
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+// A rank is down while its process has ended and another is on its way. What was
+// out on it fails, but for legs of idempotent calls: those stay out, and go to the
+// new process when it is there. Nothing is run twice that did not ask for it.
+
+// WorkersDown says that the processes of these ranks of one cluster have ended, or
+// are being ended, and that others will take their places: Replace, or WorkerLost
+// for each where that fails. Where they are all ranks of the cluster, idempotent
+// calls are run again as a whole: ranks that know nothing of each other's last run
+// must not meet halfway.
+func (t *Table) WorkersDown(workers []*Worker, err *spec.Error) []Op {
+	t.ops = t.ops[:0]
+	cl := workers[0].Cluster
+	for _, w := range workers {
+		if w.Dead == nil && w.Down == nil {
+			w.Down = err
+			cl.down++
+		}
+		w.waits = nil
+	}
+	calls := outOn(workers)
+	whole := len(workers) == len(cl.Workers) && cl.down == len(workers)
+	for _, c := range calls {
+		switch {
+		case !c.again():
+			t.loseDown(c, c.about(err))
+		case whole:
+			c.undo()
+		}
+	}
+	if whole {
+		for _, w := range workers {
+			w.relist(calls)
+		}
+	}
+	t.release(cl)
+	return t.ops
+}
+
+// Replace puts new workers in the places of those of their ranks that are down,
+// sends what waited for them, and lets the cluster's calls go on.
+func (t *Table) Replace(workers []*Worker) []Op {
+	t.ops = t.ops[:0]
+	cl := workers[0].Cluster
+	for _, w := range workers {
+		old := cl.Workers[w.Rank]
+		if old.Down == nil {
+			continue
+		}
+		cl.Workers[w.Rank] = w
+		cl.down--
+		w.legs, w.past = old.legs, old.past
+		old.legs, old.past = nil, 0
+		for _, c := range w.out() {
+			c.Legs[c.LegOfRank(w.Rank)].Worker = w
+		}
+		for _, c := range cl.held {
+			if leg := c.LegOfRank(w.Rank); leg >= 0 && !c.Legs[leg].Done {
+				c.Legs[leg].Worker = w
+			}
+		}
+	}
+	for _, w := range workers {
+		for _, c := range slices.Clone(w.out()) {
+			leg := c.LegOf(w)
+			if c.State == Running || c.State == Sending {
+				t.op(SendAgain, c, leg, nil)
+			} else { // its answer is settled
+				t.legDone(c, leg, Result{Err: c.cancelled("")})
+			}
+		}
+	}
+	t.release(cl)
+	return t.ops
+}
+
+// outOn are the calls with legs out on any of these workers, oldest first.
+func outOn(workers []*Worker) []*Call {
+	var calls []*Call
+	for _, w := range workers {
+		calls = append(calls, w.out()...)
+	}
+	slices.SortFunc(calls, func(a, b *Call) int { return cmp.Compare(a.ID, b.ID) })
+	return slices.Compact(calls)
+}
+
+// again says that what of c was out on a rank that is down waits for the next
+// process. A rank that has raised in the meantime most likely did because of the
+// death, which is then what to tell.
+func (c *Call) again() bool {
+	return c.Idempotent && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
+}
+
+// undo takes back what was done of a call that is run again as a whole.
+func (c *Call) undo() {
+	for i := range c.Legs {
+		if l := &c.Legs[i]; l.sent {
+			if l.Done {
+				c.left++
+			}
+			l.Done, l.Result = false, Result{}
+			l.Worker = c.Cluster.Workers[l.Worker.Rank] // it may have been replaced since
+		}
+	}
+}
+
+// relist puts on w, in their order, the legs that it has out of calls.
+func (w *Worker) relist(calls []*Call) {
+	if len(w.out()) >= MaxOut {
+		w.Cluster.full--
+	}
+	w.legs, w.past = nil, 0
+	for _, c := range calls {
+		if leg := c.LegOf(w); leg >= 0 && c.Legs[leg].sent && !c.Legs[leg].Done {
+			w.addOut(c)
+		}
+	}
+}
+
+// loseDown fails a call that will not be run again on the ranks that are down.
+func (t *Table) loseDown(c *Call, err *spec.Error) {
+	t.settle(c)
+	if c.State == Running && !c.Split {
+		t.answer(c, err)
+	}
+	t.endDown(c, err)
+	t.cancelOthers(c)
+}
+
+// endDown ends the legs of a call that wait for a rank to be there again.
+func (t *Table) endDown(c *Call, err *spec.Error) {
+	if c.Cluster.down == 0 {
+		return
+	}
+	for i := range c.Legs {
+		if l := &c.Legs[i]; !l.Done && l.sent && l.Worker.Down != nil {
+			t.legDone(c, i, Result{Err: err})
+		}
+	}
+}
+
+// blocked says that a rank that c needs is down.
+func (c *Call) blocked() bool { return c.downRank() >= 0 }
+
+func (c *Call) downRank() int {
+	if c.Cluster.down > 0 {
+		for i := range c.Legs {
+			if l := &c.Legs[i]; !l.Done && l.Worker.Down != nil {
+				return l.Worker.Rank
+			}
+		}
+	}
+	return -1
+}
