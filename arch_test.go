@@ -43,6 +43,7 @@ var layers = map[string]int{
 	"backend":   4,
 	"store":     4,
 	"device":    2,
+	"journal":   1,
 	"process":   1,
 	"session":   1,
 	"wire":      3,
@@ -76,6 +77,7 @@ var dependencies = map[string]string{
 	"github.com/spf13/pflag":   "cobra's flags",
 	"github.com/tinylib/msgp":  "generated msgpack codecs: no reflection on the call path",
 	"github.com/philhofer/fwd": "msgp's reader",
+	"go.etcd.io/bbolt":         "the journal: one file, transactions, no server; what etcd and Consul keep theirs in",
 	"go.yaml.in/yaml/v3":       "plans with the line of each key; the YAML organisation's own, without dependencies",
 	"golang.org/x/sys":         "subreapers, pidfds, descriptors over sockets",
 }
