@@ -199,7 +199,7 @@ func (c *conn) send(ctx context.Context, route []byte, payload *value.Message, r
 		made.replies[0].stop = context.AfterFunc(ctx, func() {
 			// At a deadline the head answers by itself, with stacks.
 			if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				c.cancel(id)
+				c.cancel(id, false)
 			}
 		})
 	}
@@ -225,8 +225,8 @@ func (c *conn) holdBack(ctx context.Context) {
 	}
 }
 
-func (c *conn) cancel(id uint64) {
-	c.wire.Send(wire.Header{Kind: wire.KindCancel, ID: id}, []byte{0xc0}, nil)
+func (c *conn) cancel(id uint64, kill bool) {
+	c.wire.Send(wire.Header{Kind: wire.KindCancel, ID: id}, msgp.AppendBool(nil, kill), nil)
 }
 
 // waits tells the head that the call parent now waits for id, so that it sees

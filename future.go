@@ -59,7 +59,17 @@ func (f *Future[T]) Cancel() {
 	select {
 	case <-f.reply.done:
 	default:
-		f.reply.conn.cancel(f.reply.id)
+		f.reply.conn.cancel(f.reply.id, false)
+	}
+}
+
+// Kill is Cancel, and kills the workers that have not ended the call when the
+// head's grace is over: nothing else ends code in C.
+func (f *Future[T]) Kill() {
+	select {
+	case <-f.reply.done:
+	default:
+		f.reply.conn.cancel(f.reply.id, true)
 	}
 }
 

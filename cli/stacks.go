@@ -22,8 +22,10 @@ func stacksCommand() *cobra.Command {
 		Use:   "stacks CLUSTER [RANK …]",
 		Short: "Show what the workers of a cluster are doing, line by line",
 		Long: `Show where each worker of a running cluster is in its code, also inside C code
-and while it hangs; the worker is not disturbed. Workers that are at the same
-place are shown together, so the odd one out is easily seen.`,
+and while it hangs. Who is where comes first, then the stack of one worker for
+each place, so the odd one out is easily seen; --json has those of all. Where
+py-spy is installed beside the workers' interpreter, or on PATH, stacks have
+frames of C code too; it holds such a worker up for a moment.`,
 		Example: `  muster stacks actor_train
   muster stacks actor_train 0 4-7`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -88,48 +90,61 @@ func showStacks(out io.Writer, session string, t target, asJSON bool) error {
 }
 
 type stackView struct {
-	Rank   int    `json:"rank"`
-	Worker string `json:"worker"`
-	Node   string `json:"node"`
-	Pid    int    `json:"pid"`
-	Text   string `json:"text"`
+	Rank   int         `json:"rank"`
+	Worker string      `json:"worker"`
+	Node   string      `json:"node"`
+	Pid    int         `json:"pid"`
+	Place  string      `json:"place"` // those of one place are of one group
+	Group  int         `json:"group"` // by number, the largest is 0
+	Frames []frameView `json:"frames"`
+	Text   string      `json:"text"`
+}
+
+type frameView struct {
+	Function string `json:"function"`
+	File     string `json:"file"`
+	Line     int    `json:"line"`
 }
 
 func stackViews(info wire.ClusterInfo, stacks []spec.Stack) []stackView {
+	group := map[int]int{}
+	for i, g := range spec.GroupStacks(stacks, nil) {
+		for _, rank := range g.Ranks {
+			group[rank] = i
+		}
+	}
 	views := make([]stackView, 0, len(stacks))
-	for _, s := range stacks {
-		views = append(views, stackView{s.Rank, s.Worker, s.Node, info.Workers[s.Rank].Pid, s.Text})
+	for i := range stacks {
+		s := &stacks[i]
+		v := stackView{s.Rank, s.Worker, s.Node, info.Workers[s.Rank].Pid, s.Place(), group[s.Rank], []frameView{}, s.Text}
+		for _, f := range s.Frames {
+			v.Frames = append(v.Frames, frameView(f))
+		}
+		views = append(views, v)
 	}
 	return views
 }
 
-// stacksText tells stacks for people; equal ones are told once.
+// stacksText tells stacks for people: who is where, then each place once.
 func stacksText(info wire.ClusterInfo, stacks []spec.Stack) string {
-	var order []string
-	same := map[string][]spec.Stack{}
-	for _, s := range stacks {
-		if len(same[s.Text]) == 0 {
-			order = append(order, s.Text)
-		}
-		same[s.Text] = append(same[s.Text], s)
-	}
+	groups := spec.GroupStacks(stacks, nil)
 	var b strings.Builder
-	for i, text := range order {
+	if len(groups) > 1 {
+		for _, line := range spec.GroupLines(groups) {
+			b.WriteString(shown(line) + "\n")
+		}
+		b.WriteByte('\n')
+	}
+	for i, d := range spec.Details(groups, stacks) {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		if group := same[text]; len(group) == 1 {
-			s := group[0]
-			fmt.Fprintf(&b, "%s on %s, process %d\n", s.Worker, s.Node, info.Workers[s.Rank].Pid)
-		} else {
-			var names []string
-			var ranks []int
-			for _, s := range group {
-				names, ranks = append(names, s.Worker), append(ranks, s.Rank)
-			}
-			fmt.Fprintf(&b, "%d of %s, ranks %s: %s\n", len(group), count(len(info.Workers), "worker"), spec.Spans(ranks), listed(names, mostNames))
+		fmt.Fprintf(&b, "%s on %s, process %d", d.Stack.Worker, d.Stack.Node, info.Workers[d.Stack.Rank].Pid)
+		if more := len(d.Group.Ranks) - 1; more > 0 {
+			fmt.Fprintf(&b, ", and %d more of %s at this place: ranks %s", more, count(len(info.Workers), "worker"), spec.Spans(d.Group.Ranks))
 		}
-		for line := range strings.Lines(text) {
+		b.WriteByte('\n')
+		for line := range strings.Lines(d.Stack.Text) {
 			b.WriteString(strings.TrimRight("  "+shown(strings.TrimRight(line, "\n")), " ") + "\n")
 		}
 	}

@@ -133,7 +133,13 @@ func TestStacksText(t *testing.T) {
 	info := some()[0].status.Clusters[0]
 	info.Workers = workers("actor_train", "ready", "ready", "ready", "ready")
 	stack := func(rank int, text string) spec.Stack {
-		return spec.Stack{Rank: rank, Worker: info.Workers[rank].Name, Node: "node-0", Text: text}
+		s := spec.Stack{Rank: rank, Worker: info.Workers[rank].Name, Node: "node-0", Text: text}
+		if strings.Contains(text, "barrier") {
+			s.Frames = []spec.Frame{{Function: "barrier", File: "/srv/ppo.py", Line: 7}}
+		} else {
+			s.Frames = []spec.Frame{{Function: "save", File: "/srv/\x1b]0;x\x07.py", Line: 1}}
+		}
+		return s
 	}
 	barrier := "main thread (most recent call first):\n  File \"/srv/ppo.py\", line 7 in barrier\n"
 	golden(t, "stacks.txt", stacksText(info, []spec.Stack{

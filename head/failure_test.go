@@ -291,6 +291,17 @@ func TestCancel(t *testing.T) {
 			l.Return([]byte{1})
 		}
 		same(t, r.owner.value(id), "[1 1]")
+
+		// Where that was asked for, who does not end is killed, and nobody else.
+		id = r.owner.send(callee{cluster: info.Number, method: "plain", how: 1}, args())
+		out = take(t, legs, 2)
+		out[0].Return([]byte{0})
+		r.owner.conn.Send(wire.Header{Kind: wire.KindCancel, ID: id}, []byte{0xc3}, nil)
+		e = r.owner.fails(id, spec.CodeCancelled, "killed, because still in C", "1 of 2 ranks (a-1 on node-0)", "in plain")
+		if len(e.Stacks) != 1 || e.Stacks[0].Rank != 1 || len(e.Groups) != 2 || !e.Groups[1].Answered {
+			t.Errorf("it tells %+v of %+v", e.Stacks, e.Groups)
+		}
+		eventually(t, "kill", func() bool { return r.fake.Agent(0).Live() == 1 })
 	})
 }
 

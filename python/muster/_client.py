@@ -143,9 +143,9 @@ class Connection:
             with self._send_lock:
                 self._holds -= 1
 
-    def cancel(self, ident: int) -> None:
+    def cancel(self, ident: int, kill: bool = False) -> None:
         """Ask the head to cancel a call of this connection."""
-        self._send(_wire.KIND_CANCEL, ident, b"\xc0")
+        self._send(_wire.KIND_CANCEL, ident, b"\xc3" if kill else b"\xc0")
 
     def expire(self, ident: int) -> None:
         """Give up waiting for a call: have it answered with an error and stacks."""

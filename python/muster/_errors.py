@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
-from . import _pickling
+from . import _pickling, _places
 
 _PICKLE = 33  # extension code of a pickle, docs/wire.md
 _NO_BUFFERS = struct.pack("<II", 0, 0)
@@ -46,6 +46,7 @@ class MusterError(Exception):
     traceback: str = ""  # the remote one, as text
     logs: Sequence[str] = ()  # the worker's last lines
     stacks: Sequence[Mapping[str, Any]] = ()  # rank, worker, node, text of who had not answered
+    groups: Sequence[Mapping[str, Any]] = ()  # ranks and place, of all who were asked for stacks
     exit_code: int = 0
     signal: str = ""  # "SIGKILL"
     others: Sequence[str] = ()  # what the other ranks were doing when it died
@@ -70,9 +71,7 @@ class MusterError(Exception):
             text += "\n\n" + trace
         if self.others:
             text += "\n\nwhat the others were doing:\n  " + "\n  ".join(self.others)
-        for stack in self.stacks:
-            where = f"{stack.get('worker', '?')} on {stack.get('node', '?')}"
-            text += f"\n\n{where} had not answered:\n{str(stack.get('text', '')).rstrip()}"
+        text += _places.describe(self.groups, self.stacks)
         if self.logs:
             text += f"\n\nlast lines of {self.worker}:\n  " + "\n  ".join(self.logs)
         return text
@@ -92,6 +91,7 @@ _DETAILS = (
     "traceback",
     "logs",
     "stacks",
+    "groups",
     "exit_code",
     "signal",
     "others",
@@ -329,6 +329,7 @@ def _details(exc: MusterError) -> dict[str, Any]:
         own["message"] = exc.message
     wire = {name: own[name] for name in (*_DETAILS, "message")}
     wire["logs"], wire["stacks"] = list(wire["logs"]), [dict(s) for s in wire["stacks"]]
+    wire["groups"] = [dict(g) for g in wire["groups"]]
     wire["others"] = list(wire["others"])
     return wire
 

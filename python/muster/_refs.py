@@ -70,15 +70,18 @@ class Ref:
             self._connection.poll()
         return self._state != PENDING
 
-    def cancel(self) -> bool:
+    def cancel(self, kill: bool = False) -> bool:
         """Ask for the call to be stopped; False when it was already answered.
 
         The ref then fails with `CallCancelledError`, unless the call ends first.
         Refs of one ``execute_all_async`` belong to one call: it stops as a whole.
+        Nothing interrupts C code: of ranks that are still in it after 5 seconds
+        the error says so, and where they are. With ``kill`` their processes are
+        then killed.
         """
         if self.done():
             return False
-        self._connection.cancel(self._id)
+        self._connection.cancel(self._id, kill)
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:

@@ -169,7 +169,10 @@ def test_cancel_asks_the_head(head: FakeHead, connection: Connection) -> None:
     got = head.next_call()
     assert ref.cancel()
     frame = head.next_other()
-    assert (frame.kind, frame.id) == (_wire.KIND_CANCEL, ref._id)
+    assert (frame.kind, frame.id, bytes(frame.body)) == (_wire.KIND_CANCEL, ref._id, b"\xc0")
+    assert ref.cancel(kill=True)
+    frame = head.next_other()
+    assert (frame.kind, frame.id, bytes(frame.body)) == (_wire.KIND_CANCEL, ref._id, b"\xc3")
     got.fail(code="cancelled", message="cancelled by its caller")
     with pytest.raises(muster.CallCancelledError):
         muster.get(ref, DEADLINE)
