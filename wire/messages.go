@@ -177,6 +177,8 @@ type ClusterInfo struct {
 	Workers     []WorkerInfo     `msg:"workers"`
 	Ranks       []spec.RankInfo  `msg:"ranks"`
 	Description spec.Description `msg:"description"`
+	OnFailure   string           `msg:"on_failure"`
+	Restarts    int              `msg:"restarts"` // of ranks, or of all at once, since it was made
 }
 
 // WorkerInfo describes one worker of a cluster.
@@ -191,6 +193,7 @@ type WorkerInfo struct {
 	Pid      int        `msg:"pid"`
 	State    string     `msg:"state"`
 	LogFile  string     `msg:"log_file"`
+	Restarts int        `msg:"restarts"` // how many processes had the rank before this one
 }
 
 // DeviceAt is a device by its place in the pool.

@@ -736,9 +736,9 @@ func (z *ClusterCreate) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *ClusterInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 8
+	// map header, size 10
 	// string "number"
-	o = append(o, 0x88, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x8a, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "name"
 	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
@@ -779,6 +779,12 @@ func (z *ClusterInfo) MarshalMsg(b []byte) (o []byte, err error) {
 		err = msgp.WrapError(err, "Description")
 		return
 	}
+	// string "on_failure"
+	o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x66, 0x61, 0x69, 0x6c, 0x75, 0x72, 0x65)
+	o = msgp.AppendString(o, z.OnFailure)
+	// string "restarts"
+	o = append(o, 0xa8, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
+	o = msgp.AppendInt(o, z.Restarts)
 	return
 }
 
@@ -874,6 +880,18 @@ func (z *ClusterInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Description")
 				return
 			}
+		case "on_failure":
+			z.OnFailure, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "OnFailure")
+				return
+			}
+		case "restarts":
+			z.Restarts, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Restarts")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -896,7 +914,7 @@ func (z *ClusterInfo) Msgsize() (s int) {
 	for za0002 := range z.Ranks {
 		s += z.Ranks[za0002].Msgsize()
 	}
-	s += 12 + z.Description.Msgsize()
+	s += 12 + z.Description.Msgsize() + 11 + msgp.StringPrefixSize + len(z.OnFailure) + 9 + msgp.IntSize
 	return
 }
 
@@ -4770,9 +4788,9 @@ func (z *WorkerBack) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *WorkerInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 10
+	// map header, size 11
 	// string "number"
-	o = append(o, 0x8a, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x8b, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "rank"
 	o = append(o, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
@@ -4813,6 +4831,9 @@ func (z *WorkerInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "log_file"
 	o = append(o, 0xa8, 0x6c, 0x6f, 0x67, 0x5f, 0x66, 0x69, 0x6c, 0x65)
 	o = msgp.AppendString(o, z.LogFile)
+	// string "restarts"
+	o = append(o, 0xa8, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
+	o = msgp.AppendInt(o, z.Restarts)
 	return
 }
 
@@ -4942,6 +4963,12 @@ func (z *WorkerInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "LogFile")
 				return
 			}
+		case "restarts":
+			z.Restarts, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Restarts")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -4956,7 +4983,7 @@ func (z *WorkerInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *WorkerInfo) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.IntSize + 10 + msgp.StringPrefixSize + len(z.NodeName) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (20 + msgp.IntSize + msgp.IntSize + msgp.IntSize)) + 4 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.State) + 9 + msgp.StringPrefixSize + len(z.LogFile)
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.IntSize + 10 + msgp.StringPrefixSize + len(z.NodeName) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (20 + msgp.IntSize + msgp.IntSize + msgp.IntSize)) + 4 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.State) + 9 + msgp.StringPrefixSize + len(z.LogFile) + 9 + msgp.IntSize
 	return
 }
 
