@@ -252,6 +252,7 @@ type CallInfo struct {
 	Legs    int     `msg:"legs"`
 	Out     []int   `msg:"out"` // ranks that have not answered
 	Caller  string  `msg:"caller"`
+	Warning string  `msg:"warning"` // what the watchdog found
 }
 
 // ClusterStacks (verb cluster.stacks) is answered by StacksAnswer: what the
@@ -284,6 +285,11 @@ type Progress struct {
 	Total   int    `msg:"total"`
 	Waiting string `msg:"waiting"` // what is waited for
 	Final   bool   `msg:"final"`
+}
+
+// Warning (notice warning) is a line for whoever runs the script.
+type Warning struct {
+	Text string `msg:"text"`
 }
 
 // Mark (notice mark; also the answer to cluster.stop and shutdown) lets a caller

@@ -323,9 +323,9 @@ func (z *AgentBack) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *CallInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 8
+	// map header, size 9
 	// string "number"
-	o = append(o, 0x88, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x89, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint64(o, z.Number)
 	// string "cluster"
 	o = append(o, 0xa7, 0x63, 0x6c, 0x75, 0x73, 0x74, 0x65, 0x72)
@@ -351,6 +351,9 @@ func (z *CallInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "caller"
 	o = append(o, 0xa6, 0x63, 0x61, 0x6c, 0x6c, 0x65, 0x72)
 	o = msgp.AppendString(o, z.Caller)
+	// string "warning"
+	o = append(o, 0xa7, 0x77, 0x61, 0x72, 0x6e, 0x69, 0x6e, 0x67)
+	o = msgp.AppendString(o, z.Warning)
 	return
 }
 
@@ -433,6 +436,12 @@ func (z *CallInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Caller")
 				return
 			}
+		case "warning":
+			z.Warning, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Warning")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -447,7 +456,7 @@ func (z *CallInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *CallInfo) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint64Size + 8 + msgp.StringPrefixSize + len(z.Cluster) + 7 + msgp.StringPrefixSize + len(z.Method) + 6 + msgp.StringPrefixSize + len(z.State) + 6 + msgp.Float64Size + 5 + msgp.IntSize + 4 + msgp.ArrayHeaderSize + (len(z.Out) * (msgp.IntSize)) + 7 + msgp.StringPrefixSize + len(z.Caller)
+	s = 1 + 7 + msgp.Uint64Size + 8 + msgp.StringPrefixSize + len(z.Cluster) + 7 + msgp.StringPrefixSize + len(z.Method) + 6 + msgp.StringPrefixSize + len(z.State) + 6 + msgp.Float64Size + 5 + msgp.IntSize + 4 + msgp.ArrayHeaderSize + (len(z.Out) * (msgp.IntSize)) + 7 + msgp.StringPrefixSize + len(z.Caller) + 8 + msgp.StringPrefixSize + len(z.Warning)
 	return
 }
 
@@ -4394,6 +4403,58 @@ func (z *Warm) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Warm) Msgsize() (s int) {
 	s = 1 + 8 + z.Runtime.Msgsize()
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z Warning) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "text"
+	o = append(o, 0x81, 0xa4, 0x74, 0x65, 0x78, 0x74)
+	o = msgp.AppendString(o, z.Text)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Warning) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "text":
+			z.Text, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Text")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Warning) Msgsize() (s int) {
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Text)
 	return
 }
 
