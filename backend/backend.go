@@ -7,7 +7,10 @@
 // agent dials the head by itself, with what Join tells it.
 package backend
 
-import "context"
+import (
+	"context"
+	"errors"
+)
 
 // Backend gives nodes. Its methods may be called concurrently.
 type Backend interface {
@@ -20,6 +23,21 @@ type Backend interface {
 	// end: by telling the agent to stop, or by Kill. When ctx ends before Launch
 	// returned, nothing is left behind.
 	Launch(ctx context.Context, join Join) (Agent, error)
+
+	// Adopt takes over an agent that an earlier head of the session launched,
+	// by the Handle that it had then; join is what Launch would be told now, and
+	// is not passed on. The error is ErrGone where nothing is left of it.
+	Adopt(ctx context.Context, join Join, handle Handle) (Agent, error)
+}
+
+// ErrGone says that there is no such agent any more.
+var ErrGone = errors.New("the agent is gone")
+
+// Handle names a launched agent for a later head: a process, and when it began,
+// in ticks since boot, which tells it from a later one of its number.
+type Handle struct {
+	Pid     int
+	Started uint64
 }
 
 // Agent is a started agent.
@@ -32,6 +50,8 @@ type Agent interface {
 	// Kill ends the agent and all below it at once. It may be called at any
 	// time, any number of times.
 	Kill()
+	// Handle is what Adopt takes.
+	Handle() Handle
 }
 
 // Join is all that an agent is told at its start. It holds secrets, so it
@@ -48,4 +68,7 @@ type Join struct {
 	Sharing int    `json:"sharing"` // nodes that share the machine, this one included; Launch fills that in
 	Relay   bool   `json:"relay"`   // workers' calls go through the agent
 	Python  string `json:"python"`  // interpreter for what must load a driver's library; "": any
+	// Grace is how many seconds the agent keeps what it has while there is no
+	// head; 0: it ends with the head's connection.
+	Grace float64 `json:"grace"`
 }

@@ -24,6 +24,11 @@ func (s silent) Launch(context.Context, backend.Join) (backend.Agent, error) {
 	return a, nil
 }
 
-func (a *silentAgent) Done() <-chan struct{} { return a.done }
-func (a *silentAgent) Err() error            { return errors.New("killed") }
-func (a *silentAgent) Kill()                 { a.once.Do(func() { close(a.done) }) }
+func (silent) Adopt(context.Context, backend.Join, backend.Handle) (backend.Agent, error) {
+	return nil, backend.ErrGone
+}
+
+func (a *silentAgent) Handle() backend.Handle { return backend.Handle{} }
+func (a *silentAgent) Done() <-chan struct{}  { return a.done }
+func (a *silentAgent) Err() error             { return errors.New("killed") }
+func (a *silentAgent) Kill()                  { a.once.Do(func() { close(a.done) }) }

@@ -66,7 +66,7 @@ func (r *Reaper) clear(ctx context.Context) error {
 			if err == nil {
 				left = r.unknown(entries)
 				for _, e := range left {
-					_ = kill(e) // gone is as good; anything else shows in the next look
+					_ = Kill(e) // gone is as good; anything else shows in the next look
 				}
 			}
 			r.mu.Lock()

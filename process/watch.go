@@ -75,11 +75,32 @@ func (w *Watch) wait(pidfd, stopped int) {
 // Done is closed when the process has ended. It is never closed after Close.
 func (w *Watch) Done() <-chan struct{} { return w.done }
 
+// Signal sends a signal to exactly this process. One that has ended is no error.
+func (w *Watch) Signal(sig syscall.Signal) error {
+	select {
+	case <-w.done:
+		return nil
+	default:
+	}
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	if err := raw.Control(func(fd uintptr) { sent = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
+		return nil //nolint:nilerr // it was closed, at the end of the process
+	}
+	if isGone(sent) {
+		return nil
+	}
+	return sent
+}
+
 // Close ends the watch.
 func (w *Watch) Close() { w.once.Do(func() { w.stop.Close() }) }
 
-// kill ends exactly the process of an entry: not one that got its number since.
-func kill(e Entry) error {
+// Kill ends exactly the process of an entry: not one that got its number since.
+func Kill(e Entry) error {
 	fd, err := unix.PidfdOpen(e.Pid, 0)
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
 		return syscall.Kill(e.Pid, syscall.SIGKILL)

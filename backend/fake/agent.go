@@ -51,6 +51,9 @@ func (a *Agent) Done() <-chan struct{} { return a.done }
 // Err is what ended the agent, after Done.
 func (a *Agent) Err() error { return a.err }
 
+// Handle stands for the process that it is not.
+func (a *Agent) Handle() backend.Handle { return backend.Handle{Pid: a.join.Node + 1} }
+
 // Joined is closed when the head has welcomed the agent.
 func (a *Agent) Joined() <-chan struct{} { return a.joined }
 

@@ -80,6 +80,20 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 	return a, nil
 }
 
+// Adopt finds the agent that was launched for a node.
+func (b *Backend) Adopt(_ context.Context, join backend.Join, handle backend.Handle) (backend.Agent, error) {
+	a := b.Agent(join.Node)
+	if a == nil || a.Handle() != handle {
+		return nil, backend.ErrGone
+	}
+	select {
+	case <-a.done:
+		return nil, backend.ErrGone
+	default:
+		return a, nil
+	}
+}
+
 // Agent is the agent last launched for a node; nil if none was.
 func (b *Backend) Agent(node int) *Agent {
 	b.mu.Lock()

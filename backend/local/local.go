@@ -82,6 +82,10 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 		return nil, launchError(join, err)
 	}
 	a := &agent{name: join.Name, child: child, reaper: b.reaper, output: path, done: make(chan struct{})}
+	a.handle.Pid = child.Pid()
+	if e, err := process.Read(child.Pid()); err == nil {
+		a.handle.Started = e.Started
+	}
 	go a.watch()
 	if _, err = writer.Write(text); err == nil {
 		err = ctx.Err()
@@ -123,6 +127,7 @@ type agent struct {
 	name   string
 	child  *process.Child
 	reaper *process.Reaper
+	handle backend.Handle
 	output string
 	done   chan struct{}
 	err    error
@@ -149,6 +154,8 @@ func (a *agent) Done() <-chan struct{} { return a.done }
 func (a *agent) Err() error { return a.err }
 
 func (a *agent) Kill() { a.child.Signal(syscall.SIGKILL) }
+
+func (a *agent) Handle() backend.Handle { return a.handle }
 
 // lastLine is what the agent complained of last.
 func lastLine(path string) string {

@@ -182,6 +182,12 @@ func (r *remote) Launch(_ context.Context, join backend.Join) (backend.Agent, er
 	return a, r.to.Encode(order{Join: &join})
 }
 
+func (r *remote) Adopt(context.Context, backend.Join, backend.Handle) (backend.Agent, error) {
+	return nil, backend.ErrGone // its heads are not killed
+}
+
+func (a *remoteAgent) Handle() backend.Handle { return backend.Handle{} }
+
 func (a *remoteAgent) Done() <-chan struct{} { return a.done }
 func (a *remoteAgent) Err() error            { return a.err }
 
