@@ -7,9 +7,11 @@ SHELL       := bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
-# PYTHON makes build/venv; ARCH is what `make wheel` builds for.
+# PYTHON makes build/venv; ARCH is what `make wheel` builds for; JOBS test files
+# run side by side: they wait more than they compute.
 PYTHON  ?= python3
 ARCH    ?= amd64
+JOBS    ?= 2
 VERSION := $(shell sed -n 's/^__version__ *= *"\(.*\)"/\1/p' python/muster/_version.py)
 
 GOLANGCI_VERSION := v2.13.2
@@ -107,11 +109,11 @@ test-go: venv ## Go tests with the race detector, the import rules (arch_test.go
 
 .PHONY: test-py
 test-py: venv ## Python tests of the SDK, the worker runtime and the benchmark's harness
-	$(PY) -m pytest $(PYTEST_ARGS) python/tests bench/tests
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) python/tests bench/tests
 
 .PHONY: test-e2e
 test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs
-	$(PY) -m pytest $(PYTEST_ARGS) e2e
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) e2e
 
 .PHONY: test-pythons
 test-pythons: venv ## the SDK's tests on every other Python that is here (ONLY="3.10 3.13" picks)

@@ -177,3 +177,8 @@ class Slotted(ValueError):
 
     def __str__(self) -> str:
         return f"{self.args[0]} with {self.extra}"
+
+
+def numbered(values: list[Any]) -> list[str]:
+    """Names of test cases that are the same in every process, as no repr of a set is."""
+    return [f"{i}-{type(value).__name__}" for i, value in enumerate(values)]

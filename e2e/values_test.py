@@ -18,7 +18,7 @@ import muster
 from muster import Cluster, PerRank, ResourceManager
 from roles import Echo, Keeper
 from running import cluster, session
-from things import PLAIN, Plain, Sample, Text
+from things import PLAIN, Plain, Sample, Text, numbered
 
 MIB = 1 << 20
 
@@ -58,7 +58,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("value", [*PLAIN, *OTHERS], ids=lambda v: f"{type(v).__name__}-{v!r:.30}")
+@pytest.mark.parametrize("value", [*PLAIN, *OTHERS], ids=numbered([*PLAIN, *OTHERS]))
 def test_value_comes_back_the_same(c: Cluster, value: Any) -> None:
     for wrapped in (value, [value], (value,), {"k": value}, [[(value, {"k": [value]})]]):
         for got in c.echo(wrapped):
