@@ -17,7 +17,10 @@ func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
 		return nil, nil
 	}
 	leg := c.LegOf(w)
-	if leg < 0 || c.Legs[leg].Done || w.Down != nil { // down: what it still says is of no use
+	if w.Down != nil {
+		return nil, nil // what it still says is of no use
+	}
+	if leg < 0 || c.Legs[leg].Done {
 		return c, nil
 	}
 	t.legDone(c, leg, r)
@@ -33,6 +36,9 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 	full := c.Cluster.full > 0
 	l.Worker.removeOut(c)
 	c.left--
+	if c.acked && l.Out {
+		t.ackLeg(c, leg)
+	}
 	if r.Err != nil && c.first == nil {
 		c.first = r.Err
 	}
@@ -188,9 +194,6 @@ func (t *Table) unhold(c *Call) {
 	}
 }
 
-// WorkerDying says that w's connection ended; WorkerLost will say why.
-func (t *Table) WorkerDying(w *Worker) { w.Dying = true }
-
 // WorkerLost fails every call that needs w, now and later.
 func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
@@ -201,6 +204,7 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 		w.Down = nil
 		w.Cluster.down--
 	}
+	w.here()
 	w.Dead, w.Dying = err, true
 	w.waits = nil
 	for _, c := range append([]*Call(nil), w.out()...) {
@@ -213,10 +217,11 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 		t.legDone(c, leg, Result{Err: about})
 		t.cancelOthers(c)
 	}
-	if held := w.Cluster.held; len(held) > 0 && held[0].State == Sending && held[0].LegOf(w) >= 0 {
-		c := held[0] // its leg on w was still to be sent
-		t.fail(c, c.about(err))
-		t.cancelOthers(c)
+	for _, c := range append([]*Call(nil), w.Cluster.held...) {
+		if c.State == Sending && c.LegOf(w) >= 0 { // its leg on w was still to be sent
+			t.fail(c, c.about(err))
+			t.cancelOthers(c)
+		}
 	}
 	t.release(w.Cluster)
 	return t.ops
@@ -249,6 +254,7 @@ func (t *Table) CallerGone(caller uint32) []Op {
 	t.ops = t.ops[:0]
 	for _, c := range t.sorted(func(c *Call) bool { return c.Caller == caller }) {
 		c.Keep = false
+		t.ackLegs(c)
 		if c.State == Sending {
 			t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
 			continue
@@ -335,7 +341,7 @@ func (t *Table) Overdue(c *Call, stacks []spec.Stack) []Op {
 	if c.kill {
 		what = "; killed, because still in C, or in other code that cannot be interrupted: "
 	}
-	e := c.cancelled(what + c.missing())
+	e := c.cancelled(what + c.Missing())
 	c.tellStacks(e, stacks)
 	t.answer(c, e)
 	if c.kill {
@@ -384,12 +390,12 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 	if c.State != Expiring {
 		return nil
 	}
-	e := spec.Errorf(spec.CodeTimeout, "%s: no answer within %s from %s", c.Title(), after, c.missing())
+	e := spec.Errorf(spec.CodeTimeout, "%s: no answer within %s from %s", c.Title(), after, c.Missing())
 	switch {
 	case c.skipped > 0:
 		e.Message = fmt.Sprintf("%s: %d of %d ranks still waited for the rows of an argument at its deadline of %s", c.Title(), c.skipped, len(c.Legs), after)
 		if c.left > 0 {
-			e.Message += ", and there was no answer from " + c.missing()
+			e.Message += ", and there was no answer from " + c.Missing()
 		}
 	case c.left == 0:
 		e.Message = fmt.Sprintf("%s: the answer came after its deadline of %s", c.Title(), after)
@@ -414,8 +420,8 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 	return t.ops
 }
 
-// missing names the legs that are out: all of a few, else how many.
-func (c *Call) missing() string {
+// Missing names the legs that are out: all of a few, else how many.
+func (c *Call) Missing() string {
 	var names []string
 	out := c.Out()
 	for _, i := range out {
@@ -436,6 +442,11 @@ func (c *Call) heldBy() string {
 		return "it waits for the result of " + c.needs[0].Title()
 	case c.blocked():
 		return fmt.Sprintf("rank %d is being restarted", c.downRank())
+	case c.bare:
+		return "a worker lost its connection, and the arguments are to be sent to it again"
+	case c.Cluster.away() != nil:
+		w := c.Cluster.away()
+		return "the connection to " + w.Name + " on " + w.Node + " was lost and is not back"
 	case c.Cluster.full > 0:
 		return fmt.Sprintf("a worker has %d calls queued already", MaxOut)
 	}

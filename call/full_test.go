@@ -29,7 +29,7 @@ func sent(ops []Op) []uint64 {
 // A worker gets MaxOut legs; what comes then waits, in order, and so does what
 // is for other ranks alone: the order is one for all.
 func TestFullWorkerHoldsItsCluster(t *testing.T) {
-	table, cl := NewTable(), fullCluster(3)
+	table, cl := NewTable(1), fullCluster(3)
 	submit := func(id uint64, ranks ...int) (*Call, []Op) {
 		return table.Submit(Request{Caller: 1, CallerID: id, Cluster: cl, Ranks: ranks})
 	}
@@ -90,7 +90,7 @@ func TestFullWorkerHoldsItsCluster(t *testing.T) {
 
 // A node that goes with many ranks has the others cancelled once, not once a rank.
 func TestLegsAreCancelledOnce(t *testing.T) {
-	table, cl := NewTable(), fullCluster(100)
+	table, cl := NewTable(1), fullCluster(100)
 	table.Submit(Request{Caller: 1, CallerID: 1, Cluster: cl})
 	cancels := 0
 	for rank := range 50 {

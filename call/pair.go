@@ -28,7 +28,6 @@ func (t *Table) sendSome(c *Call) bool {
 		return false
 	}
 	c.State = Running
-	t.unuse(c)
 	return true
 }
 

@@ -21,6 +21,7 @@ func (t *Table) WorkersDown(workers []*Worker, err *spec.Error) []Op {
 	cl := workers[0].Cluster
 	for _, w := range workers {
 		if w.Dead == nil && w.Down == nil {
+			w.here()
 			w.Down = err
 			cl.down++
 		}

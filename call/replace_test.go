@@ -135,7 +135,7 @@ func (w *world) comeBack() {
 func TestRestartsKeepOrderAndRunOnce(t *testing.T) {
 	for seed := range uint64(2000) {
 		w := &world{
-			t: t, table: NewTable(), cl: &Cluster{Number: 1, Name: "c"}, rand: rand.New(rand.NewPCG(seed, 0)),
+			t: t, table: NewTable(1), cl: &Cluster{Number: 1, Name: "c"}, rand: rand.New(rand.NewPCG(seed, 0)),
 			queues: map[*Worker][]*Call{}, last: map[*Worker]ID{}, runs: map[*Call][]int{}, answers: map[*Call]int{},
 		}
 		for rank := range 1 + int(seed%4) {

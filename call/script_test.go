@@ -36,7 +36,7 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := script{table: NewTable(), clusters: map[string]*Cluster{}}
+			s := script{table: NewTable(1), clusters: map[string]*Cluster{}}
 			var out strings.Builder
 			for line := range strings.Lines(string(text)) {
 				line = strings.TrimRight(line, "\n")
@@ -132,7 +132,7 @@ func (s *script) run(t *testing.T, line string) string {
 }
 
 func show(ops []Op) string {
-	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "send again", "forget"}
+	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "send again", "again", "release", "forget"}
 	var out strings.Builder
 	for _, op := range ops {
 		fmt.Fprintf(&out, "  %s %d", names[op.Do], op.Call.CallerID)

@@ -9,7 +9,7 @@ import (
 // Submit takes a new call and gives it its place in its cluster's order.
 func (t *Table) Submit(r Request) (*Call, []Op) {
 	t.ops = t.ops[:0]
-	t.next++
+	t.next += idStep
 	c := &Call{Request: r, ID: t.next}
 	t.calls[c.ID] = c
 	t.byCaller[callerKey{c.Caller, c.CallerID}] = c
@@ -17,7 +17,8 @@ func (t *Table) Submit(r Request) (*Call, []Op) {
 	return c, t.ops
 }
 
-func (t *Table) place(c *Call) {
+// makeLegs says who takes part.
+func (c *Call) makeLegs() {
 	cl := c.Cluster
 	if c.Ranks == nil {
 		c.Legs = make([]Leg, len(cl.Workers))
@@ -31,6 +32,11 @@ func (t *Table) place(c *Call) {
 		}
 	}
 	c.left = len(c.Legs)
+}
+
+func (t *Table) place(c *Call) {
+	c.makeLegs()
+	cl := c.Cluster
 	if cl.gone != nil {
 		t.refuse(c, cl.gone)
 		return
@@ -77,7 +83,7 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 		return dep.Value.Err
 	}
 	dep.shared = true
-	dep.users++ // its result must outlive its answer until this call is sent
+	dep.users++ // its result must outlive its answer: a worker may come back without the leg
 	c.deps = append(c.deps, dep)
 	if dep.State == Answered {
 		return nil
@@ -92,21 +98,24 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 	return nil
 }
 
-// send lets a call go out.
+// send lets a call go out, or what is left of it.
 func (t *Table) send(c *Call) {
+	whole := c.State == Held && c.Paired == nil
 	c.State = Running
-	for i := range c.Legs {
-		c.Legs[i].sent = true
-		c.Legs[i].Worker.addOut(c)
-	}
-	if c.Paired == nil {
+	if whole {
 		t.op(Send, c, -1, nil)
-	} else {
-		for i := range c.Legs {
+	}
+	for i := range c.Legs {
+		l := &c.Legs[i]
+		if l.sent {
+			continue
+		}
+		l.sent = true
+		l.Worker.addOut(c)
+		if !whole {
 			t.op(SendLeg, c, i, nil)
 		}
 	}
-	t.unuse(c)
 	if len(c.Legs) == 0 {
 		t.finish(c)
 	}
@@ -116,7 +125,7 @@ func (t *Table) send(c *Call) {
 func (t *Table) release(cl *Cluster) {
 	for len(cl.held) > 0 && cl.full == 0 {
 		c := cl.held[0]
-		if len(c.needs) > 0 && c.Paired == nil {
+		if c.bare || (len(c.needs) > 0 && c.Paired == nil) {
 			return
 		}
 		if c.State == Held {
@@ -149,7 +158,7 @@ func (t *Table) release(cl *Cluster) {
 // cut, say): the answer to a Send or SendLeg order that failed.
 func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
-	if c.Paired != nil && (c.State == Sending || c.State == Running) {
+	if (c.Paired != nil || c.partly()) && (c.State == Sending || c.State == Running) {
 		for i := range c.Legs {
 			if l := &c.Legs[i]; l.sent && !l.Out && !l.Done {
 				l.Done = true
@@ -168,6 +177,16 @@ func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 	t.refuse(c, err)
 	t.release(c.Cluster)
 	return t.ops
+}
+
+// partly says that something of c has gone out.
+func (c *Call) partly() bool {
+	for i := range c.Legs {
+		if c.Legs[i].Out {
+			return true
+		}
+	}
+	return false
 }
 
 // refuse answers a call of which nothing was sent.

@@ -9,6 +9,12 @@ import (
 // ID is the head's number of a call.
 type ID uint64
 
+// An ID is epoch, counter and, in the low bits, what is put between.
+const (
+	epochShift = 48
+	idStep     = ID(1) << 12
+)
+
 // State of a call; the table is in the package's doc.
 type State uint8
 
@@ -36,9 +42,10 @@ type Result struct {
 // Leg is one rank's part in a call.
 type Leg struct {
 	Worker *Worker
-	Done   bool // answered, lost or skipped
-	sent   bool // its order was given
-	Out    bool // of a Paired call: the head has sent it
+	seq    uint32 // how many legs its worker had got with it
+	Done   bool   // answered, lost or skipped
+	sent   bool   // its order was given
+	Out    bool   // the head has sent it
 	told   bool // of a Split call: its caller has the answer
 	ending bool // CancelLeg was ordered
 	Result Result
@@ -54,9 +61,10 @@ type Worker struct {
 	Down    *spec.Error // why, while another process is to take its place
 	legs    []*Call     // those from past on are out, oldest first
 	past    int32
-	Dying   bool
+	Dying   bool // its connection has ended: it may come back
 	Serial  bool // runs one call at a time: a wait inside it blocks it
 
+	acks   acks
 	waits  []*Call // what the leg that runs on it waits for
 	Number uint32
 	Name   string
@@ -69,7 +77,7 @@ type Cluster struct {
 	Name    string
 	Workers []*Worker
 	held    []*Call // not sent yet, in order
-	full    int     // workers with MaxOut legs
+	full    int     // workers with MaxOut legs, and those that are Dying
 	down    int     // workers whose place another process is to take
 	gone    *spec.Error
 }
@@ -80,7 +88,7 @@ const MaxOut = 1000
 
 // Request is a call as it comes in.
 type Request struct {
-	Caller   uint32 // the connection it came on
+	Caller   uint32 // who makes it
 	CallerID uint64 // its id there
 	Cluster  *Cluster
 	Method   string
@@ -129,13 +137,15 @@ type Call struct {
 	Leased bool
 
 	kill       bool    // what does not end once it is cancelled is to be killed
+	acked      bool    // its caller has read the answer, or is gone
+	bare       bool    // its arguments are to come again before it goes on
 	left       int     // legs not done
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
 	first      *spec.Error
 	skipped    int     // legs that were never sent
 	used       bool    // deps are let go of
 	forgotten  bool    // it is not in the table any more
-	deps       []*Call // what Futures name, until it is sent
+	deps       []*Call // what Futures name, until it is answered
 	users      int     // calls that have this one among their deps
 	shared     bool    // it ever was
 	needs      []*Call // of deps, those that are not answered
@@ -166,6 +176,8 @@ const (
 	KillLeg             // have Leg's worker killed
 	Stacks              // collect the stacks of the legs that are out, then Expired
 	SendAgain           // send Leg once more, to the process that took its rank's place
+	Again               // have the caller send the arguments again, then Resent
+	Release             // tell Leg's worker which results it may drop
 	Forget              // let go of what was held for the call: of one that is Leased, the last order
 )
 
@@ -183,9 +195,11 @@ type callerKey struct {
 	id     uint64
 }
 
-// NewTable makes an empty table.
-func NewTable() *Table {
-	return &Table{calls: map[ID]*Call{}, byCaller: map[callerKey]*Call{}}
+// NewTable makes an empty table for the head that has this epoch, from 1: numbers
+// of calls go on from one head of a session to the next, and leave room between
+// them for calls that a next head must put there.
+func NewTable(epoch uint32) *Table {
+	return &Table{next: ID(epoch) << epochShift, calls: map[ID]*Call{}, byCaller: map[callerKey]*Call{}}
 }
 
 // Len is how many calls the table holds.
@@ -207,6 +221,11 @@ func (t *Table) Open() []*Call {
 	return t.sorted(func(c *Call) bool { return c.State != Answered })
 }
 
+// Collectives returns the calls of collective methods that ranks are at, oldest first.
+func (t *Table) Collectives() []*Call {
+	return t.sorted(func(c *Call) bool { return c.Collective && (c.State == Sending || c.State == Running) })
+}
+
 // Find returns a call by number.
 func (t *Table) Find(id ID) *Call { return t.calls[id] }
 
@@ -217,6 +236,9 @@ func (t *Table) FindCaller(caller uint32, id uint64) *Call {
 
 // Ended says that no leg is out any more.
 func (c *Call) Ended() bool { return c.left == 0 }
+
+// Done is how many legs are not out any more.
+func (c *Call) Done() int { return len(c.Legs) - c.left }
 
 // Out returns the legs of c that are out, by index.
 func (c *Call) Out() []int {
@@ -301,14 +323,6 @@ func (t *Table) unuse(c *Call) {
 	}
 }
 
-// Acked drops the result that was kept for c's caller.
-func (t *Table) Acked(c *Call) []Op {
-	t.ops = t.ops[:0]
-	c.Keep = false
-	t.forget(c)
-	return t.ops
-}
-
 func (w *Worker) addOut(c *Call) {
 	if w.past > 0 && len(w.legs) == cap(w.legs) { // use the room in front before growing
 		n := copy(w.legs, w.legs[w.past:])
@@ -347,6 +361,9 @@ func (w *Worker) Oldest() *Call {
 	}
 	return nil
 }
+
+// Load is how many legs w has out.
+func (w *Worker) Load() int { return len(w.out()) }
 
 // out is the calls with a leg on w, oldest first.
 func (w *Worker) out() []*Call { return w.legs[w.past:] }

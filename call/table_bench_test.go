@@ -9,7 +9,7 @@ import (
 func BenchmarkCall(b *testing.B) {
 	for _, ranks := range []int{1, 16, 256} {
 		b.Run(fmt.Sprintf("ranks=%d", ranks), func(b *testing.B) {
-			t := NewTable()
+			t := NewTable(1)
 			cl := &Cluster{Number: 1, Name: "c"}
 			for r := range ranks {
 				cl.Workers = append(cl.Workers, &Worker{Number: uint32(r), Rank: r, Cluster: cl, Serial: true})

@@ -105,7 +105,7 @@ type Head struct {
 func New(opts Options) (*Head, error) {
 	opts.defaults()
 	h := &Head{
-		opts: opts, table: call.NewTable(), begun: time.Now(),
+		opts: opts, table: call.NewTable(1), begun: time.Now(),
 		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{}, gone: map[uint32]string{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
