@@ -219,7 +219,9 @@ def test_a_module_that_fails_at_import(
         assert "bad_module" in str(caught.value)
 
 
-@pytest.mark.parametrize("cls", [5, None, Echo.same, [Echo]], ids=["number", "nothing", "function", "list"])
+@pytest.mark.parametrize(
+    "cls", [5, None, Echo.same, [Echo]], ids=["number", "nothing", "function", "list"]
+)
 def test_what_is_no_class(rm: ResourceManager, cls: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         start(rm, cls)
