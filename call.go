@@ -162,24 +162,27 @@ func (t target) start(ctx context.Context, name string, args []any, flags uint8,
 		return nil, failed(err)
 	}
 	conn := t.cluster.session.conn
+	var names []uint64
 	if namesFutures(args, kwargs) {
 		defer conn.freeze()()
-		if args, kwargs, err = placeFutures(conn, args, kwargs); err != nil {
+		if args, kwargs, names, err = placeFutures(conn, args, kwargs); err != nil {
+			conn.unwant(names)
 			return nil, t.about(name, err)
 		}
 	}
 	payload := value.NewMessage(conn.link)
 	route, err := t.encode(ctx, name, args, kwargs, flags, payload)
 	if err != nil {
+		conn.unwant(names)
 		payload.Release()
 		return nil, t.about(name, err)
 	}
-	return conn.send(ctx, route, payload, ranks)
+	return conn.send(ctx, route, payload, names, ranks)
 }
 
 // futureArg is a *Future of any type.
 type futureArg interface {
-	argument(c *conn) (any, error)
+	argument(c *conn) (arg any, wanted uint64, err error)
 }
 
 func namesFutures(args []any, kwargs Kwargs) bool {
@@ -197,11 +200,15 @@ func namesFutures(args []any, kwargs Kwargs) bool {
 }
 
 // placeFutures returns the arguments with what stands for futures in their
-// place. The connection must be frozen until they are sent.
-func placeFutures(c *conn, args []any, kwargs Kwargs) (placed []any, named Kwargs, err error) {
+// place, and the calls that it has the connection want for that. The connection
+// must be frozen until they are sent.
+func placeFutures(c *conn, args []any, kwargs Kwargs) (placed []any, named Kwargs, names []uint64, err error) {
 	place := func(arg any) any {
 		if f, ok := arg.(futureArg); ok && err == nil {
-			arg, err = f.argument(c)
+			var wanted uint64
+			if arg, wanted, err = f.argument(c); wanted != 0 {
+				names = append(names, wanted)
+			}
 		}
 		return arg
 	}
@@ -212,15 +219,15 @@ func placeFutures(c *conn, args []any, kwargs Kwargs) (placed []any, named Kwarg
 	for name, arg := range kwargs {
 		named[name] = place(arg)
 	}
-	return placed, named, err
+	return placed, named, names, err
 }
 
 // encode makes the body of a Call frame, [route, payload]: it returns what comes
 // before the payload.
-func (t target) encode(ctx context.Context, method string, args []any, kwargs Kwargs, flags uint8, payload *value.Message) ([]byte, error) {
+func (t target) encode(ctx context.Context, method string, args []any, kwargs Kwargs, flags uint8, payload *value.Message) (route, error) {
 	for _, arg := range args {
 		if err := t.checkPerRank(arg); err != nil {
-			return nil, err
+			return route{}, err
 		}
 	}
 	marked, err := payload.AppendPayload(args, kwargs)
@@ -228,7 +235,7 @@ func (t target) encode(ctx context.Context, method string, args []any, kwargs Kw
 		err = payload.Settle("arguments of " + t.title(method))
 	}
 	if err != nil {
-		return nil, err
+		return route{}, err
 	}
 	if marked {
 		flags |= routeMarked
@@ -242,9 +249,9 @@ func (t target) encode(ctx context.Context, method string, args []any, kwargs Kw
 	} else {
 		head = msgp.AppendNil(head)
 	}
-	head = msgp.AppendUint64(head, milliseconds(ctx))
-	head = msgp.AppendUint64(head, parentOf(ctx))
-	return msgp.AppendUint8(head, flags), nil
+	deadline, _ := ctx.Deadline()
+	after := msgp.AppendUint64(make([]byte, 0, 12), parentOf(ctx))
+	return route{before: head, after: msgp.AppendUint8(after, flags), deadline: deadline}, nil
 }
 
 func (t target) checkPerRank(arg any) error {
@@ -260,16 +267,6 @@ func (t target) checkPerRank(arg any) error {
 		return spec.Errorf(CodeInvalid, "a PerRank of length %d, but %d ranks are called: it needs one element for each", n, ranks)
 	}
 	return nil
-}
-
-// milliseconds is a context's deadline as the wire has it, where 0 means none.
-func milliseconds(ctx context.Context) uint64 {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return 0
-	}
-	left := (time.Until(deadline) + time.Millisecond - 1) / time.Millisecond
-	return uint64(max(left, 1)) //nolint:gosec // at least 1
 }
 
 type parentKey struct{}

@@ -1,6 +1,7 @@
 package muster
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"strings"
@@ -13,36 +14,54 @@ import (
 // events reads what the head tells while calls go on: workers' output and
 // progress. It ends when the head has sent the last of it.
 type events struct {
-	conn    *wire.Conn
 	options Options
+	dial    func() (*wire.Conn, error)
+	leaving context.Context // ends when there will be no more
 	done    chan struct{}
 
 	mu      sync.Mutex
+	conn    *wire.Conn
 	mark    uint64        // everything before it has been written
 	reached chan struct{} // closed and renewed when mark changes
 }
 
 // listen opens the session's events.
 func (s *Session) listen(address, token string) error {
-	conn, err := wire.Dial(address)
+	dial := func() (*wire.Conn, error) {
+		conn, err := wire.Dial(address)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := wire.Join(conn, wire.Hello{Role: wire.RoleEvents, Token: token}); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		return conn, nil
+	}
+	conn, err := dial()
 	if err != nil {
 		return err
 	}
-	if _, err := wire.Join(conn, wire.Hello{Role: wire.RoleEvents, Token: token}); err != nil {
-		_ = conn.Close()
-		return err
-	}
-	s.events = &events{conn: conn, options: s.options, done: make(chan struct{}), reached: make(chan struct{})}
+	s.events = &events{options: s.options, dial: dial, leaving: s.conn.leaving, conn: conn, done: make(chan struct{}), reached: make(chan struct{})}
 	go s.events.read()
 	return nil
 }
 
+// read reads until the session is over; a head that comes back is listened to
+// again.
 func (e *events) read() {
 	defer close(e.done)
+	for conn := e.conn; conn != nil; conn = e.again() {
+		e.readAll(conn)
+		e.reach(math.MaxUint64)
+		_ = conn.Close()
+	}
+}
+
+func (e *events) readAll(conn *wire.Conn) {
 	for {
-		f, err := e.conn.Read()
+		f, err := conn.Read()
 		if err != nil {
-			e.reach(math.MaxUint64)
 			return
 		}
 		if f.Kind != wire.KindNotice {
@@ -51,6 +70,30 @@ func (e *events) read() {
 		if verb, body, err := wire.ReadVerb(f.Body); err == nil {
 			e.notice(verb, body)
 		}
+	}
+}
+
+// again dials until the head is there, or the session is over: then it is nil.
+func (e *events) again() *wire.Conn {
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for pause := dialFirst; ; pause = min(2*pause, dialMost) {
+		select {
+		case <-wait.C:
+		case <-e.leaving.Done():
+			return nil
+		}
+		if conn, err := e.dial(); err == nil {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.leaving.Err() != nil {
+				_ = conn.Close()
+				return nil
+			}
+			e.conn, e.mark = conn, 0 // a new head begins to count anew
+			return conn
+		}
+		wait.Reset(pause)
 	}
 }
 
@@ -70,6 +113,11 @@ func (e *events) notice(verb string, body []byte) {
 		var p wire.Progress
 		if _, err := p.UnmarshalMsg(body); err == nil && e.options.Progress != nil {
 			e.options.Progress(p)
+		}
+	case "warning":
+		var w wire.Warning
+		if _, err := w.UnmarshalMsg(body); err == nil {
+			_, _ = fmt.Fprintf(e.options.Log, "muster: %s\n", w.Text)
 		}
 	case "mark":
 		var m wire.Mark
@@ -116,6 +164,8 @@ func (e *events) end(drain bool) {
 		case <-timer.C:
 		}
 	}
+	e.mu.Lock()
 	_ = e.conn.Close()
+	e.mu.Unlock()
 	<-e.done
 }

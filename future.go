@@ -73,18 +73,19 @@ func (f *Future[T]) Kill() {
 	}
 }
 
-// argument makes the future an argument of a call over c. Where the value is
-// here already, it is the argument itself.
-func (f *Future[T]) argument(c *conn) (any, error) {
+// argument makes the future an argument of a call over c, which then wants the
+// result of the call returned. Where the value is here already, it is the
+// argument itself.
+func (f *Future[T]) argument(c *conn) (arg any, wanted uint64, err error) {
+	if f.reply.conn == c && c.want(f.reply) {
+		return value.FutureOf(f.reply.id, f.reply.rank), f.reply.id, nil
+	}
 	select {
 	case <-f.reply.done:
-		return f.reply.raw, f.reply.err
+		return f.reply.raw, 0, f.reply.err
 	default:
 	}
-	if f.reply.conn != c {
-		return nil, spec.Errorf(CodeInvalid, "a future of %s.%s, which is of another session: Get it first, and pass on what it gives", f.to, f.method)
-	}
-	return value.FutureOf(f.reply.id, f.reply.rank), nil
+	return nil, 0, spec.Errorf(CodeInvalid, "a future of %s.%s, which is of another session: Get it first, and pass on what it gives", f.to, f.method)
 }
 
 // GetAll waits for every future and returns their results in order, or the

@@ -63,7 +63,7 @@ func isScript(path string) bool {
 }
 
 // startHead starts an embedded head and returns our end of its socket pair.
-func startHead(binary string) (*headProcess, net.Conn, error) {
+func startHead(binary string, args ...string) (*headProcess, net.Conn, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, spec.Errorf(CodeLimit, "no descriptors are left to start the head with (%v): raise the limit (ulimit -n), or close some", err)
@@ -77,7 +77,7 @@ func startHead(binary string) (*headProcess, net.Conn, error) {
 	}
 	h := &headProcess{errors: os.NewFile(uintptr(memory), "muster-head-errors"), done: make(chan struct{})} //nolint:gosec // a descriptor
 	h.cmd = &exec.Cmd{
-		Path: binary, Args: []string{"muster", "head", "--embedded"}, Stderr: h.errors,
+		Path: binary, Args: append([]string{"muster", "head", "--embedded"}, args...), Stderr: h.errors,
 		ExtraFiles: []*os.File{theirs}, SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
 	nc, err := net.FileConn(ours)
@@ -116,6 +116,9 @@ func (h *headProcess) wait(patience time.Duration) bool {
 		return false
 	}
 }
+
+// orderly says that the head has ended because it was to.
+func (h *headProcess) orderly() bool { return h.cmd.ProcessState.Success() }
 
 // howEnded tells the head's end to people.
 func (h *headProcess) howEnded() string {

@@ -54,11 +54,18 @@ type Progress = wire.Progress
 // Session is a connection to a head, and all that was made through it.
 type Session struct {
 	conn    *conn
-	head    *headProcess   // nil where it is not ours
+	head    *headProcess   // nil where it is not ours; another one after it was killed
 	events  *events        // nil inside workers
 	stores  *object.Stores // of the head
 	shared  bool           // the stores are the worker's that this is in
 	options Options
+
+	// The way back to the head, when the connection is cut.
+	hello    wire.Hello // Back is 0 where there is none
+	address  string
+	name     string      // of the head's session
+	binary   string      // of an embedded head
+	restarts []time.Time // of it, used by the connection's reader alone
 
 	mu          sync.Mutex
 	clusters    map[uint32]*Cluster
@@ -102,9 +109,10 @@ func embed(ctx context.Context, options Options) (*Session, error) {
 		return nil, err
 	}
 	s := newSession(nc, options)
-	s.head = head
-	welcome, err := s.join(ctx, wire.Hello{Role: wire.RoleOwner, Virtual: options.Virtual, Runtime: ownRuntime()})
+	s.head, s.binary = head, binary
+	welcome, err := s.join(ctx, wire.Hello{Role: wire.RoleOwner, Virtual: options.Virtual})
 	if err == nil {
+		s.address = welcome.Address
 		err = s.listen(welcome.Address, welcome.Token)
 	}
 	if err != nil {
@@ -119,9 +127,7 @@ func embed(ctx context.Context, options Options) (*Session, error) {
 		}
 		return nil, failed(spec.Errorf(CodeHeadLost, "the head did not start: %v. %s", err, head.howEnded()))
 	}
-	go s.conn.read(func(error) *spec.Error {
-		return spec.Errorf(CodeHeadLost, "%s", head.howEnded())
-	})
+	go s.conn.read(s.back)
 	return s, nil
 }
 
@@ -133,7 +139,7 @@ func attach(ctx context.Context, options Options) (*Session, error) {
 		return nil, spec.Errorf(CodeHeadLost, "no head at %q: its token cannot be read: %v", options.Address, err)
 	}
 	s, err := dial(ctx, options, socket, nil, wire.Hello{
-		Role: wire.RoleController, Token: strings.TrimSpace(string(token)), Runtime: ownRuntime(),
+		Role: wire.RoleController, Token: strings.TrimSpace(string(token)),
 	})
 	if err != nil {
 		return nil, err
@@ -164,7 +170,7 @@ func InWorker(ctx context.Context, address, token string, number uint32, stores 
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
 	return dial(ctx, Options{Log: io.Discard}, address, stores, wire.Hello{
-		Role: wire.RoleController, Token: token, Worker: number, Runtime: ownRuntime(),
+		Role: wire.RoleController, Token: token, Worker: number,
 	})
 }
 
@@ -177,14 +183,12 @@ func dial(ctx context.Context, options Options, socket string, stores *object.St
 		return nil, spec.Errorf(CodeHeadLost, "no head answers at %s: %v. Is it still running?", socket, err)
 	}
 	s := newSession(nc, options)
-	s.stores, s.shared = stores, stores != nil
+	s.stores, s.shared, s.address = stores, stores != nil, socket
 	if _, err := s.join(ctx, hello); err != nil {
 		_ = nc.Close()
 		return nil, failed(err)
 	}
-	go s.conn.read(func(err error) *spec.Error {
-		return spec.Errorf(CodeHeadLost, "the head at %s ended or hung up (%v). Is it still running?", socket, err)
-	})
+	go s.conn.read(s.back)
 	return s, nil
 }
 
@@ -195,18 +199,31 @@ func newSession(nc net.Conn, options Options) *Session {
 	}
 }
 
-// join says hello, as long as ctx lets it.
+// join says the session's first hello.
 func (s *Session) join(ctx context.Context, hello wire.Hello) (wire.Welcome, error) {
-	nc := s.conn.wire.NetConn()
-	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
-	welcome, err := wire.Join(s.conn.wire, hello)
-	if !stop() && ctx.Err() != nil {
-		return welcome, fmt.Errorf("no welcome from the head: %w", context.Cause(ctx))
-	}
+	s.hello = hello
+	hello.Runtime = ownRuntime()
+	welcome, err := join(ctx, s.conn.wire, hello)
 	if s.stores == nil {
 		s.stores = object.NewStores(welcome)
 	}
 	s.conn.link = object.NewLink(s.conn.wire, s.stores)
+	s.conn.link.Ack = &s.conn.acked
+	s.hello.Back, s.name = welcome.Caller, welcome.Session
+	if s.hello.Token == "" {
+		s.hello.Token = welcome.Token
+	}
+	return welcome, err
+}
+
+// join says hello, as long as ctx lets it.
+func join(ctx context.Context, w *wire.Conn, hello wire.Hello) (wire.Welcome, error) {
+	nc := w.NetConn()
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	welcome, err := wire.Join(w, hello)
+	if !stop() && ctx.Err() != nil {
+		return welcome, fmt.Errorf("no welcome from the head: %w", context.Cause(ctx))
+	}
 	return welcome, err
 }
 
@@ -233,27 +250,29 @@ func (s *Session) Close() error {
 		defer close(s.closed)
 		ctx, cancel := context.WithTimeout(context.Background(), endWait)
 		defer cancel()
-		if s.head != nil {
+		embedded := s.headProcess() != nil
+		switch {
+		case embedded: // also one that is being started anew: everything below ends with it
 			s.err = s.conn.ask(ctx, "shutdown", &wire.Empty{}, &wire.Mark{})
-		} else {
+		case !s.conn.isAway(): // else it notices by itself
 			s.err = s.stopAll(ctx)
 		}
 		if CodeOf(s.err) == CodeHeadLost {
 			s.err = nil // who wanted something of it was told; now it is gone as it should
 		}
-		_ = s.conn.wire.Close()
+		s.conn.hangUp()
 		if !s.shared {
 			s.stores.Close()
 		}
-		if s.head != nil {
-			s.head.end(exitWait)
-		}
 		<-s.conn.over
-		if s.events != nil {
-			s.events.end(s.head != nil)
+		if embedded {
+			s.headProcess().end(exitWait)
 		}
-		if s.head != nil {
-			s.head.forget()
+		if s.events != nil {
+			s.events.end(embedded)
+		}
+		if embedded {
+			s.headProcess().forget()
 		}
 	})
 	<-s.closed

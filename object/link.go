@@ -2,6 +2,7 @@ package object
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/muster-rl/muster/wire"
 )
@@ -9,11 +10,14 @@ import (
 // Link is a connection to the head, by which objects are named and given back.
 // Its methods may be called concurrently.
 type Link struct {
+	// Ack, where set, is what frames that give back acknowledge.
+	Ack *atomic.Uint32
+
 	stores *Stores
-	conn   *wire.Conn
 	oneWay bool
 
 	mu     sync.Mutex
+	conn   *wire.Conn     // nil while it is cut
 	back   map[uint64]int // credits to give back
 	giving bool           // a goroutine is about to
 }
@@ -49,6 +53,7 @@ func (l *Link) Arrived(bufs []wire.Buf) *Set {
 		}
 		l.stores.held.add(ref.Length)
 		o := &Object{ID: ref.Object, stores: l.stores, size: ref.Length, uses: 1, credits: []credit{{l, 1}}}
+		l.stores.know(o.ID, 1)
 		set.in.objects = append(set.in.objects, o)
 	}
 	return set
@@ -83,6 +88,10 @@ func (l *Link) Send(set *Set, bufs []wire.Buf, queue func()) {
 func (l *Link) give(object uint64, count int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.stores.know(object, -count)
+	if l.conn == nil {
+		return // Back tells the rest
+	}
 	l.back[object] += count
 	if !l.giving {
 		l.giving = true
@@ -93,16 +102,23 @@ func (l *Link) give(object uint64, count int) {
 func (l *Link) giveAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.giving = false
+	if len(l.back) == 0 {
+		return // it was cut meanwhile
+	}
 	var r wire.Releases
 	for object, count := range l.back {
 		r.Objects = append(r.Objects, wire.Released{Object: object, Count: count})
 	}
 	clear(l.back)
-	l.giving = false
 	body, err := wire.AppendVerb(nil, "release", &r)
 	if err != nil { // numbers can be encoded
 		return
 	}
 	// Under the lock: what this follows on the connection counts before it.
-	l.conn.Send(wire.Header{Kind: wire.KindNotice}, body, nil)
+	h := wire.Header{Kind: wire.KindNotice}
+	if l.Ack != nil {
+		h.Ack = l.Ack.Load()
+	}
+	l.conn.Send(h, body, nil)
 }

@@ -89,6 +89,7 @@ func (o *Object) firstBy(l *Link) bool {
 		}
 	}
 	o.credits = append(o.credits, credit{l, 1})
+	o.stores.know(o.ID, 1)
 	return true
 }
 
@@ -123,6 +124,17 @@ func (s *Set) Add(o *Object) {
 	}
 	o.Retain()
 	s.in.objects = append(s.in.objects, o)
+}
+
+// Share is another set of the same objects.
+func (s *Set) Share() *Set {
+	if s == nil {
+		return nil
+	}
+	defer runtime.KeepAlive(s)
+	s.in.mu.Lock()
+	defer s.in.mu.Unlock()
+	return NewSet(s.in.objects...)
 }
 
 // Find is the object of that number, with a use of its own for the caller; nil

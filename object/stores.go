@@ -23,6 +23,9 @@ type Stores struct {
 	mu      sync.Mutex
 	clients map[int]*client
 	closed  bool
+
+	counting sync.Mutex
+	known    map[uint64]int // how often the head counts this process for an object
 }
 
 // client is a connection, or one in the making.
@@ -38,7 +41,7 @@ func NewStores(w wire.Welcome) *Stores {
 	if w.StoreDir == "" {
 		return nil
 	}
-	return &Stores{dir: w.StoreDir, token: w.StoreToken, holder: w.Holder, node: w.StoreNode, clients: map[int]*client{}}
+	return &Stores{dir: w.StoreDir, token: w.StoreToken, holder: w.Holder, node: w.StoreNode, clients: map[int]*client{}, known: map[uint64]int{}}
 }
 
 // Same says that both are of one head, so that objects of one can be named to
