@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -81,6 +82,10 @@ func runHead(embedded bool, virtual string) error {
 		}
 		v = parsed
 	}
+	watchAfter, err := watchAfter(os.Getenv("MUSTER_WATCHDOG"))
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	reaper, err := process.NewReaper()
 	if err != nil {
 		return err
@@ -94,7 +99,7 @@ func runHead(embedded bool, virtual string) error {
 		level = slog.LevelDebug
 	}
 	h, err := head.New(head.Options{
-		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name,
+		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
 			nodes := 0
@@ -113,6 +118,21 @@ func runHead(embedded bool, virtual string) error {
 	}
 	err = h.Run(ctx, owner)
 	return errors.Join(err, reaper.Clear(context.Background()))
+}
+
+// watchAfter reads MUSTER_WATCHDOG; 0 is the head's own default.
+func watchAfter(text string) (time.Duration, error) {
+	switch text {
+	case "":
+		return 0, nil
+	case "off":
+		return -1, nil
+	}
+	after, err := time.ParseDuration(text)
+	if err != nil || after <= 0 {
+		return 0, fmt.Errorf("MUSTER_WATCHDOG is %q; it is off, or the least time after which a collective call can be warned of, as 30s or 2m", text)
+	}
+	return after, nil
 }
 
 // profile writes a CPU profile of the head to path until it is stopped; see

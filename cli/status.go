@@ -214,6 +214,11 @@ func callsText(calls []wire.CallInfo) string {
 	if more := len(calls) - mostCalls; more > 0 {
 		text += fmt.Sprintf("  … and %d more, younger\n", more)
 	}
+	for _, c := range calls {
+		if c.Warning != "" {
+			text += "  ! " + shown(c.Warning) + "\n"
+		}
+	}
 	return text
 }
 

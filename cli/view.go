@@ -75,6 +75,7 @@ type callView struct {
 	Ranks   int     `json:"ranks"`
 	Missing []int   `json:"not_answered"`
 	Caller  string  `json:"caller"`
+	Warning string  `json:"warning,omitempty"`
 }
 
 func viewOf(r running) sessionView {
@@ -98,7 +99,7 @@ func viewOf(r running) sessionView {
 		v.Nodes = append(v.Nodes, node)
 	}
 	for _, c := range s.Calls {
-		v.Calls = append(v.Calls, callView{c.Cluster, c.Method, c.State, c.AgeSec, c.Legs, append([]int{}, c.Out...), c.Caller})
+		v.Calls = append(v.Calls, callView{c.Cluster, c.Method, c.State, c.AgeSec, c.Legs, append([]int{}, c.Out...), c.Caller, c.Warning})
 	}
 	return v
 }

@@ -34,6 +34,9 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		r.Body = rest
 	}
 	c, ops := h.table.Result(&w.Worker, call.ID(f.ID), r)
+	if c != nil && c.Collective {
+		h.progressedLocked(c)
+	}
 	if c != nil && c.Ended() {
 		if p := c.Data.(*pending); p.reports != nil {
 			p.layout = p.cluster.adoptLocked(p.reports)
@@ -113,6 +116,9 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 		}
 		p.caller.bytes -= p.size
 		p.size = 0
+		if c.Collective && op.Err == nil {
+			h.finishedLocked(p)
+		}
 	}
 	if p.caller.left {
 		return

@@ -35,6 +35,7 @@ type pending struct {
 	timer   *time.Timer
 	reports map[int]spec.RankInfo // places that ranks told as of this call
 	layout  *spec.Error           // what is wrong with them
+	watch   watched
 }
 
 var rankZero = []int{0}

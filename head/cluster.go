@@ -44,6 +44,7 @@ type method struct {
 	spec.Method
 	mode  dispatch.Mode
 	title string // cluster.method, for people
+	took  durations
 }
 
 func (cl *cluster) grace() time.Duration {

@@ -13,6 +13,7 @@
 //	send.go      legs to workers
 //	answer.go    results from workers, joined into answers
 //	deadline.go  deadlines, stacks, cancels
+//	watchdog.go  collective calls that look as if they hang
 //	worker.go    workers: ready, failed, results, ends
 //	cluster.go   clusters: start, describe, stop
 //	layout.go    rank layouts, as asked for and as reported

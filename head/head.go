@@ -38,6 +38,7 @@ type Options struct {
 	ExitWait    time.Duration // a worker's connection ended, its exit is not told; 5 s
 	StopWait    time.Duration // on top of the workers' grace; 10 s
 	TellEvery   time.Duration // how often a wait without news is told again; 2 s
+	WatchAfter  time.Duration // when a collective call can look as if it hangs; 10 s, below 0: never
 }
 
 func (o *Options) defaults() {
@@ -52,6 +53,9 @@ func (o *Options) defaults() {
 	}
 	if o.TellEvery == 0 {
 		o.TellEvery = 2 * time.Second
+	}
+	if o.WatchAfter == 0 {
+		o.WatchAfter = 10 * time.Second
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -85,7 +89,8 @@ type Head struct {
 	changed    chan struct{} // closed and made anew when a node's state changed
 	events     events
 	parts      []wire.Value // for joining results
-	throttled  int          // callers that wait for calls in flight to end
+	watchdog   watchdog
+	throttled  int // callers that wait for calls in flight to end
 	free       *sync.Cond
 
 	owner    *caller
@@ -105,7 +110,7 @@ type Head struct {
 func New(opts Options) (*Head, error) {
 	opts.defaults()
 	h := &Head{
-		opts: opts, table: call.NewTable(1), begun: time.Now(),
+		opts: opts, table: call.NewTable(1), begun: time.Now(), watchdog: watchdog{after: opts.WatchAfter},
 		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{}, gone: map[uint32]string{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
@@ -157,6 +162,7 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.openLanes()
 	h.serving.Add(1)
 	go h.accept()
+	h.serving.Go(h.watchCalls)
 	if owner != nil {
 		h.serve(wire.NewConn(owner), true)
 	}

@@ -45,7 +45,7 @@ func (h *Head) status() *wire.Status {
 		p := c.Data.(*pending)
 		info := wire.CallInfo{
 			Number: uint64(c.ID), Cluster: c.Cluster.Name, Method: c.Method, State: c.State.String(),
-			AgeSec: time.Since(p.begun).Seconds(), Legs: len(c.Legs), Caller: "the script",
+			AgeSec: time.Since(p.begun).Seconds(), Legs: len(c.Legs), Caller: "the script", Warning: p.watch.text,
 		}
 		if w := p.caller.worker; w != nil {
 			info.Caller = w.Name

@@ -63,6 +63,8 @@ class Events:
             self._screen.lines([f"[{line['worker']}] {line['text']}" for line in message["lines"]])
         elif verb == "progress" and self._progress:
             self._screen.progress(message)
+        elif verb == "warning":
+            self._screen.lines([f"muster: {message['text']}"])
         elif verb == "mark":
             self._reached(message["mark"])
 
