@@ -172,6 +172,7 @@ func TestBatchesComeBack(t *testing.T) {
 			t.Error("passed on, it is another")
 		}
 		m.ReleaseBatches()
+		m.Release()
 		for _, one := range again["both"] {
 			one.Release()
 		}
@@ -437,6 +438,7 @@ func TestIncoming(t *testing.T) {
 	got := args[0].(*Batch)
 	kept := got.Slice(0, 2)
 	m.ReleaseBatches()
+	m.Release()
 	in.Release()
 	for _, gone := range []*Batch{b, got} {
 		if _, err := gone.Record(); err == nil {
@@ -466,6 +468,7 @@ func TestBatchesConcurrently(t *testing.T) {
 					t.Error(meta, err)
 				}
 				m.ReleaseBatches()
+				m.Release()
 				back.Release()
 			}
 		})
@@ -551,6 +554,7 @@ func TestGivenMemoryIsReleased(t *testing.T) {
 	}
 	back, m := passed[*Batch](t, r, b)
 	m.ReleaseBatches()
+	m.Release()
 	back.Release()
 	few.Release()
 	unsent.Release()

@@ -111,12 +111,13 @@ func (m *Message) Send(queue func()) { m.link.Send(m.named, m.Bufs, queue) }
 // Release gives the objects back that the message named.
 func (m *Message) Release() { m.named.Release() }
 
-// ReleaseBatches also releases the batches that were appended to the message.
+// ReleaseBatches releases the batches that were appended to the message, which
+// has its own right to what they name.
 func (m *Message) ReleaseBatches() {
 	for _, b := range m.batches {
 		b.Release()
 	}
-	m.Release()
+	m.batches = nil
 }
 
 // ReleaseIn releases the batches in a value that is not sent after all.

@@ -25,13 +25,19 @@ type host struct {
 	class *Class
 	info  *Info
 	link  *object.Link
-	conn  *wire.Conn
 	limit int
+	ready wire.Ready                 // as the head was told it
+	dial  func() (*wire.Conn, error) // joins the head once more; nil: it takes nobody back
 
 	ctx    context.Context // of every call; ends with the worker
 	cancel context.CancelFunc
 
+	returning sync.Mutex // held by whoever looks for the head
+
 	mu      sync.Mutex
+	conn    *wire.Conn // the last one
+	away    bool       // it was cut
+	kept    kept
 	running map[uint64]context.CancelFunc
 	doomed  map[uint64]bool // cancelled before they began
 	last    uint64          // the highest call begun
@@ -44,6 +50,7 @@ type host struct {
 type leg struct {
 	id      uint64
 	origin  uint64 // the call as its caller names it
+	kept    *keptLeg
 	mute    bool
 	method  string
 	payload wire.Payload
@@ -57,22 +64,57 @@ func newHost(class *Class, info *Info, link *object.Link, conn *wire.Conn, limit
 	return h
 }
 
-// serve reads calls until the connection ends. One at a time run right here, so
-// that between a call and its answer there is no other goroutine.
+// serve reads calls until the connection has ended and there is no other. One at
+// a time run right here, so that between a call and its answer there is no other
+// goroutine.
 func (h *host) serve() error {
+	go h.watch(h.conn)
 	for {
-		f, err := h.conn.Read()
+		h.mu.Lock()
+		conn := h.conn
+		h.mu.Unlock()
+		cut := h.read(conn)
+		if err := h.back(conn); err != nil {
+			return h.alone(cut, err)
+		}
+	}
+}
+
+// alone says what of it is wrong that there is no head any more: nothing where
+// that is how workers end.
+func (h *host) alone(cut, err error) error {
+	switch {
+	case h.ctx.Err() != nil: // it ends anyway
+	case !errors.Is(err, errNoWay):
+		fmt.Fprintf(os.Stderr, "%s ends: the head is gone, and %v\n", h.info.Worker, err)
+	case !errors.Is(cut, io.EOF) && !errors.Is(cut, net.ErrClosed) && !errors.Is(cut, syscall.ECONNRESET):
+		return cut
+	}
+	return nil
+}
+
+// read reads a connection until it ends, or another has taken its place.
+func (h *host) read(conn *wire.Conn) error {
+	for {
+		f, err := conn.Read()
 		if err != nil {
-			if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
-				return nil
-			}
 			return err
 		}
-		if f.Kind != wire.KindLeg {
+		switch f.Kind {
+		case wire.KindLeg:
+		case wire.KindNotice:
+			if verb, body, err := wire.ReadVerb(f.Body); err == nil && verb == "acked" {
+				h.acked(body)
+			}
+			continue
+		default:
 			continue
 		}
-		l := h.readLeg(f)
-		if h.limit == 1 {
+		l, mine := h.readLeg(conn, f)
+		switch {
+		case !mine:
+			continue
+		case h.limit == 1:
 			h.one(l)
 			continue
 		}
@@ -102,10 +144,12 @@ func (h *host) work() {
 	}
 }
 
-// readLeg takes [method, parent, origin, payload] apart; what it returns is its own.
-func (h *host) readLeg(f wire.Frame) leg {
+// readLeg takes [method, parent, origin, payload] apart; what it returns is its
+// own. It is not ours where the head was told already that it did not come, or it
+// is here.
+func (h *host) readLeg(conn *wire.Conn, f wire.Frame) (l leg, mine bool) {
 	f.Keep()
-	l := leg{id: f.ID, mute: f.Flags&wire.FlagMute != 0, in: value.NewIncoming(h.link.Arrived(f.Bufs))}
+	l = leg{id: f.ID, mute: f.Flags&wire.FlagMute != 0}
 	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
 	if err == nil && n != 4 {
 		err = fmt.Errorf("%d parts instead of 4", n)
@@ -121,10 +165,23 @@ func (h *host) readLeg(f wire.Frame) leg {
 	}
 	if err != nil {
 		l.broken = spec.Errorf(spec.CodeProtocol, "a call that cannot be read: %v", err)
-		return l
+	} else {
+		l.payload, l.broken = wire.ParsePayload(b, f.Bufs)
 	}
-	l.payload, l.broken = wire.ParsePayload(b, f.Bufs)
-	return l
+	h.mu.Lock()
+	if h.conn == conn {
+		l.kept = h.kept.take(l.id, l.origin)
+	}
+	if l.kept == nil {
+		h.mu.Unlock()
+		return l, false
+	}
+	l.in = value.NewIncoming(h.link.Arrived(f.Bufs))
+	l.kept.released = h.dial == nil
+	outs := h.kept.through(f.Ack)
+	h.mu.Unlock()
+	drop(outs)
+	return l, true
 }
 
 // one runs a call, unless it was cancelled, and answers it.
@@ -151,18 +208,27 @@ func (h *host) one(l leg) {
 	} else {
 		flags = h.run(ctx, &l, out)
 	}
+	h.mu.Lock()
+	needed := h.kept.done(l.kept, flags, out)
 	out.Send(func() {
-		h.conn.Queue(wire.Header{Kind: wire.KindResult, Flags: flags, ID: l.id}, nil, out.Raw, out.Bufs)
+		if !h.away {
+			h.conn.Queue(wire.Header{Kind: wire.KindResult, Flags: flags, ID: l.id}, nil, out.Raw, out.Bufs)
+		}
 	})
+	conn := h.conn
+	h.mu.Unlock()
 	l.in.Release()
 	out.ReleaseBatches()
+	if !needed {
+		out.Release()
+	}
 	h.mu.Lock()
 	delete(h.running, l.id)
 	if h.leaving != nil && len(h.running) == 0 {
 		close(h.leaving)
 	}
 	h.mu.Unlock()
-	h.conn.Flush()
+	conn.Flush()
 }
 
 // giveUp cancels a call and says what became of it, in the words of the wire.

@@ -137,8 +137,15 @@ func run(create func(Info) (*Class, error)) error {
 		limit = o.setup.MaxConcurrency
 	}
 	h := newHost(class, &info, link, conn, limit)
+	h.ready = wire.Ready{Pid: os.Getpid(), Description: class.description(limit == 1)}
+	if welcome.Epoch > 0 {
+		h.dial = func() (*wire.Conn, error) {
+			conn, _, err := join(o.setup.CallAddress, o, wire.Hello{Role: wire.RoleWorker, Back: 1})
+			return conn, err
+		}
+	}
 	current.Store(h)
-	if err := wire.Notify(conn, "ready", &wire.Ready{Pid: os.Getpid(), Description: class.description(limit == 1)}); err != nil {
+	if err := wire.Notify(conn, "ready", &h.ready); err != nil {
 		return err
 	}
 	if err := h.serve(); err != nil {
@@ -220,7 +227,7 @@ func (e *end) see(current func() *host) {
 		fmt.Fprintf(os.Stderr, "%s: OnEnd: %v\n", h.info.Worker, err)
 		code = 1
 	}
-	_ = h.conn.CloseWhenFlushed() // what calls still answered goes out first
+	_ = h.hangUp() // what calls still answered goes out first
 	os.Exit(code)
 }
 
@@ -317,6 +324,7 @@ func join(address string, o *order, hello wire.Hello) (*wire.Conn, wire.Welcome,
 	hello.Worker, hello.Token = o.start.Number, o.start.Token
 	welcome, err := wire.Join(conn, hello)
 	if err != nil {
+		_ = conn.Close()
 		err = fmt.Errorf("%s was not welcome as %s: %w", o.start.Name, hello.Role, err)
 	}
 	return conn, welcome, err
