@@ -23,6 +23,9 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		r = call.Result{Err: e}
 	}
 	b.lock(h)
+	if w.try != nil {
+		return h.triedLocked(w, f, r.Err, b)
+	}
 	if len(f.Bufs) > 0 && wire.HasRefs(f.Bufs) {
 		h.namedLocked(w, f)
 	}
@@ -81,15 +84,23 @@ func (p *pending) keep(b []byte, legs int) []byte {
 	return p.store[start:len(p.store):len(p.store)]
 }
 
-// reportedLocked takes `[rank_info, value]` and returns the value's bytes.
-func (h *Head) reportedLocked(w *worker, id call.ID, body []byte) ([]byte, error) {
+// readReport takes `[rank_info, value]` apart.
+func (w *worker) readReport(body []byte) (info spec.RankInfo, value []byte, err error) {
 	n, rest, err := msgp.ReadArrayHeaderBytes(body)
-	var info spec.RankInfo
 	if err == nil && n == 2 {
 		rest, err = info.UnmarshalMsg(rest)
 	}
 	if err != nil || n != 2 {
-		return nil, spec.Errorf(spec.CodeProtocol, "%s: a rank report that cannot be read: %v", w.Name, err)
+		return info, nil, spec.Errorf(spec.CodeProtocol, "%s: a rank report that cannot be read: %v", w.Name, err)
+	}
+	return info, rest, nil
+}
+
+// reportedLocked takes note of a rank's report and returns the value's bytes.
+func (h *Head) reportedLocked(w *worker, id call.ID, body []byte) ([]byte, error) {
+	info, rest, err := w.readReport(body)
+	if err != nil {
+		return nil, err
 	}
 	if c := h.table.Find(id); c != nil {
 		p := c.Data.(*pending)

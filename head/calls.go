@@ -18,9 +18,10 @@ type pending struct {
 	method  *method
 	how     uint8
 	marked  bool
+	again   bool // its legs may have to be sent again
 	parent  uint64
 
-	payload []byte // as it came; kept only until the legs are sent
+	payload []byte // as it came; kept only until the legs are sent, or as long as again says
 	bufs    []wire.Buf
 	args    wire.Payload // the same, taken apart; only where the head must read it
 	plan    dispatch.Plan
@@ -95,6 +96,10 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 
 // prepareLocked plans the call, unless it must wait for futures first.
 func (h *Head) prepareLocked(p *pending, r *route, payload []byte, f *wire.Frame) *spec.Error {
+	if p.again {
+		f.Keep()
+		payload = bytes.Clone(payload)
+	}
 	p.payload, p.bufs = payload, f.Bufs
 	if !p.reads() {
 		return p.prepare(p.cluster.ranks, r.ranks)
@@ -147,6 +152,7 @@ func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 	}
 	p := &pending{
 		caller: c, cluster: cl, method: m, how: r.how, marked: r.flags&routeMarked != 0,
+		again:  cl.spec.Restarts() && (m.Idempotent || m.Name == initialize),
 		parent: r.parent, begun: time.Now(), timeout: time.Duration(r.timeout) * time.Millisecond, //nolint:gosec // a timeout of 292 years is for ever
 	}
 	if r.how == howMode { // the mode picks the ranks
@@ -180,7 +186,7 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 	req := call.Request{
 		Caller: c.number, CallerID: id, Cluster: &p.cluster.Cluster, Method: p.method.Name, Ranks: r.ranks,
 		Split: r.flags&routeSplit != 0, Keep: r.flags&routeKeep != 0, Waiting: r.flags&routeWaiting != 0,
-		Collective: p.method.Collective, OnTimeout: p.method.OnTimeout,
+		Collective: p.method.Collective, Idempotent: p.method.Idempotent, OnTimeout: p.method.OnTimeout,
 		Parent: call.ID(r.parent), Data: p,
 	}
 	if c.worker != nil && r.parent != 0 {
@@ -268,6 +274,11 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 			h.sendLegLocked(op.Call, op.Leg, p, b)
 		case call.Answer, call.AnswerLeg, call.Fail, call.FailLeg:
 			h.answerLocked(op, p, b)
+			if p.again && (op.Do == call.Answer || op.Do == call.AnswerLeg) {
+				h.begunLocked(op, p)
+			}
+		case call.SendAgain:
+			h.sendAgainLocked(op.Call, op.Leg, p, b)
 		case call.CancelLeg:
 			h.cancelLegLocked(op.Call, op.Leg, false, b)
 		case call.KillLeg:

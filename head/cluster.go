@@ -37,6 +37,9 @@ type cluster struct {
 
 	direct []port // where a broadcast goes: workers with connections of their own,
 	fans   []fan  // and those behind agents
+
+	recovery        // of ranks that die
+	toldOthers bool // what the others did when one died; once, until it is replaced
 }
 
 // method is a method with what dispatch needs to know of it.
@@ -92,6 +95,7 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 	}
 	s = plan.Cluster // as it was checked, with what follows from it
 	cl := &cluster{spec: s, plan: plan, pool: p, owner: owner, settled: make(chan struct{})}
+	cl.budget = budget{most: s.MaxRestarts, window: time.Duration(s.RestartWindowSeconds * float64(time.Second))}
 	cl.Number, cl.Name = h.numberLocked(), s.Name
 	if err := h.checkFilesLocked(cl); err != nil {
 		return nil, err
@@ -103,10 +107,7 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 	}
 	for _, place := range plan.Workers {
 		n := h.nodes[p.Nodes[place.Node].Index]
-		w := &worker{h: h, cluster: cl, node: n, place: place, state: "starting"}
-		w.Worker = call.Worker{Number: h.numberLocked(), Rank: place.Rank, Name: place.Name, Node: n.name, Cluster: &cl.Cluster}
-		w.token = h.tokenFor("worker " + strconv.Itoa(int(w.Number)))
-		h.workers[w.Number] = w
+		w := h.newWorkerLocked(cl, place, n)
 		cl.workers = append(cl.workers, w)
 		cl.Workers = append(cl.Workers, &w.Worker)
 		cl.ranks = append(cl.ranks, place.Info)
@@ -114,6 +115,15 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
 	p.clusters++
 	return cl, nil
+}
+
+// newWorkerLocked makes a worker that is about to be started.
+func (h *Head) newWorkerLocked(cl *cluster, place placement.Worker, n *node) *worker {
+	w := &worker{h: h, cluster: cl, node: n, place: place, state: "starting"}
+	w.Worker = call.Worker{Number: h.numberLocked(), Rank: place.Rank, Name: place.Name, Node: n.name, Cluster: &cl.Cluster}
+	w.token = h.tokenFor("worker " + strconv.Itoa(int(w.Number)))
+	h.workers[w.Number] = w
+	return w
 }
 
 // FilesFor is how many open files a head needs at most for so many workers: a
@@ -144,20 +154,8 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 		h.tell(cl, "could not start", true)
 		return err
 	}
-	starts := map[*node]*wire.Start{}
-	for _, w := range cl.workers {
-		s := starts[w.node]
-		if s == nil {
-			s = h.startOf(cl, w.node)
-			starts[w.node] = s
-		}
-		env := cl.plan.Env(w.Rank, cl.master)
-		s.Workers = append(s.Workers, wire.WorkerStart{
-			Number: w.Number, Rank: w.Rank, Name: w.Name, Token: w.token, Env: env, Info: w.place.Info,
-		})
-	}
 	var all sync.WaitGroup
-	for n, s := range starts {
+	for n, s := range h.startsOf(cl, cl.workers) {
 		all.Go(func() {
 			if err := n.ask(ctx, "start", s, &wire.Empty{}); err != nil && ctx.Err() == nil {
 				h.mu.Lock()
@@ -243,6 +241,23 @@ func (h *Head) holdMaster(ctx context.Context, cl *cluster) error {
 	return nil
 }
 
+// startsOf is what the agents are asked for, to start these workers of a cluster.
+func (h *Head) startsOf(cl *cluster, workers []*worker) map[*node]*wire.Start {
+	starts := map[*node]*wire.Start{}
+	for _, w := range workers {
+		s := starts[w.node]
+		if s == nil {
+			s = h.startOf(cl, w.node)
+			starts[w.node] = s
+		}
+		s.Workers = append(s.Workers, wire.WorkerStart{
+			Number: w.Number, Rank: w.Rank, Name: w.Name, Token: w.token,
+			Env: cl.plan.Env(w.Rank, cl.master), Info: w.place.Info,
+		})
+	}
+	return starts
+}
+
 func (h *Head) startOf(cl *cluster, n *node) *wire.Start {
 	s := &cl.spec
 	return &wire.Start{
@@ -261,8 +276,12 @@ func (h *Head) readyLocked(w *worker, r wire.Ready) {
 	if w.state != "starting" {
 		return
 	}
-	w.state = "ready"
 	w.Serial = r.Description.Serial
+	if w.try != nil {
+		w.try.readyLocked(w, r)
+		return
+	}
+	w.state = "ready"
 	if cl.methods == nil {
 		if err := cl.describe(r.Description); err != nil {
 			cl.failLocked(err)
@@ -318,6 +337,11 @@ func (cl *cluster) describe(d spec.Description) *spec.Error {
 		if m.Registered && !ok {
 			return spec.Errorf(spec.CodeInvalid, "%s.%s is registered with an unknown mode %q: there are %s", cl.Name, m.Name, m.Dispatch, strings.Join(dispatch.Names(), ", "))
 		}
+		if m.Registered && m.Collective && cl.spec.OnFailure == spec.OnFailureWorker {
+			return spec.Errorf(spec.CodeInvalid,
+				"cluster %s: on_failure=%q cannot be, as %s.%s is registered collective=True: a new process cannot join the group that the others have formed. Use on_failure=%q, which starts all of them anew",
+				cl.Name, cl.spec.OnFailure, d.Class, m.Name, spec.OnFailureCluster)
+		}
 		cl.methods[m.Name] = &method{Method: m, mode: mode, title: cl.Name + "." + m.Name}
 	}
 	return nil
@@ -330,6 +354,9 @@ func (h *Head) goneLocked(cl *cluster, why string) {
 		if w.state != "dead" {
 			w.state = "stopping"
 		}
+	}
+	for _, r := range cl.under {
+		r.cancel()
 	}
 	e := spec.Errorf(spec.CodeWorkerDied, "cluster %s is no more: %s", cl.Name, why)
 	e.Cluster = cl.Name
@@ -346,6 +373,9 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 		return nil
 	}
 	h.goneLocked(cl, why)
+	h.mu.Unlock()
+	h.endRestarts(cl) // or they would start what is not stopped below
+	h.mu.Lock()
 	byNode := map[*node][]uint32{}
 	for _, w := range cl.workers {
 		byNode[w.node] = append(byNode[w.node], w.Number)
@@ -377,6 +407,10 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 	for _, w := range cl.workers {
 		delete(h.workers, w.Number)
 	}
+	var b batch
+	h.unkeepAllLocked(cl)
+	h.tellStoresLocked(&b)
+	b.flush()
 	cl.pool.clusters--
 	h.releaseLocked(cl.pool)
 	if err := ctx.Err(); err != nil {
@@ -390,11 +424,12 @@ func (cl *cluster) infoLocked() *wire.ClusterInfo {
 	info := &wire.ClusterInfo{
 		Number: cl.Number, Name: cl.Name, Pool: cl.pool.ID,
 		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port,
-		Ranks: cl.ranks, Description: cl.desc,
+		Ranks: cl.ranks, Description: cl.desc, OnFailure: cl.spec.OnFailure, Restarts: cl.restarts,
 	}
 	for _, w := range cl.workers {
 		wi := workerInfo(&w.place)
 		wi.Number, wi.Address, wi.Pid, wi.State = w.Number, w.node.info.Address, w.pid, w.state
+		wi.Restarts = w.restarts
 		wi.LogFile = filepath.Join(w.h.opts.LogDir, cl.Name, w.Name+".log")
 		info.Workers = append(info.Workers, wi)
 	}

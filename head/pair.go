@@ -106,7 +106,7 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 			return
 		}
 	}
-	p.payload, p.bufs, p.parts, p.args = nil, nil, nil, wire.Payload{}
+	p.spent()
 }
 
 // pairedPart is the payload of one leg; legs of one part share it.

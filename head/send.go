@@ -35,7 +35,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 			b.queue(p.cluster.workers[c.Legs[i].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
 		}
 	}
-	p.payload, p.bufs, p.parts, p.args = nil, nil, nil, wire.Payload{}
+	p.spent()
 }
 
 // castLocked sends the same bytes to every leg, once over each agent that relays.
@@ -83,7 +83,7 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 }
 
 // broadcastLocked sends the same bytes to every rank. Where they are is found
-// out once: it does not change while the cluster is up.
+// out once: it does not change but when ranks are replaced.
 func (cl *cluster) broadcastLocked(head wire.Header, v wire.Value, b *batch) {
 	if cl.direct == nil && cl.fans == nil {
 		relayed := map[*wire.Conn][]uint32{}

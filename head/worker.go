@@ -3,8 +3,6 @@ package head
 import (
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
@@ -35,6 +33,9 @@ type worker struct {
 	closed      bool   // its call connection has ended
 	exit        *wire.Exited
 	failed      *spec.Error // its own word on why it could not become ready
+	restarts    int         // how many processes had its rank before
+	try         *try        // it is to take the place of one that died
+	replaced    bool        // another is to take its place
 }
 
 // admitWorker lets a worker's call connection in.
@@ -101,7 +102,9 @@ func (w *worker) gone(err error) {
 	if w.state == "stopping" || w.state == "dead" {
 		return
 	}
-	h.table.WorkerDying(&w.Worker)
+	if w.try == nil { // else no call has come to it yet
+		h.table.WorkerDying(&w.Worker)
+	}
 	var broken *spec.Error
 	if errors.As(err, &broken) && w.failed == nil {
 		// We hung up because of what it sent: that is the cause, not its exit.
@@ -163,32 +166,20 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 	if w.failed != nil {
 		about = *w.failed
 	}
+	about.Device = w.device()
+	if !stopping && !w.replaced && w.try == nil {
+		about.Others = w.cluster.othersLocked(w, time.Now())
+	}
 	if !stopping {
 		w.cluster.failLocked(&about)
 	}
-	h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
+	switch {
+	case w.replaced:
+	case w.try != nil:
+		w.try.failLocked(&about)
+	case !stopping && h.restartLocked(w, &about, b):
+	default:
+		h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
+	}
 	h.endedLocked(lease.Worker(w.Number), w.node.index, b)
-}
-
-// endError words how a worker's process ended.
-func (w *worker) endError(e *wire.Exited) *spec.Error {
-	how := e.Why // the agent tells it in words
-	if how == "" {
-		how = "exit code " + strconv.Itoa(e.Code)
-	}
-	verb := "died: "
-	if w.state == "starting" {
-		verb = "ended before it was ready: "
-	}
-	msg := fmt.Sprintf("%s on %s %s%s", w.Name, w.Node, verb, how)
-	if w.pid != 0 {
-		msg += fmt.Sprintf(", process %d", w.pid)
-	}
-	err := spec.Errorf(spec.CodeWorkerDied, "%s", msg)
-	if len(e.Logs) == 0 {
-		err.Message += "; it had printed nothing"
-	}
-	err.Message = strings.TrimSpace(err.Message)
-	err.Logs, err.ExitCode, err.Signal = e.Logs, e.Code, e.Signal
-	return err
 }

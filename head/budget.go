@@ -1,0 +1,35 @@
+package head
+
+import "time"
+
+// Back-off between restarts: the first waits backoffFirst, each further one within
+// the window twice as long, up to backoffMost.
+const (
+	backoffFirst = 100 * time.Millisecond
+	backoffMost  = 10 * time.Second
+)
+
+// budget says how often a cluster may restart what died: so many times within a
+// window. It is told the time, and reads no clock.
+type budget struct {
+	most   int
+	window time.Duration
+	taken  []time.Time // within the window, oldest first
+}
+
+// take takes one restart: how many there are then within the window, and how long
+// to wait before it; false: there is none left.
+func (b *budget) take(now time.Time) (count int, wait time.Duration, ok bool) {
+	for len(b.taken) > 0 && now.Sub(b.taken[0]) >= b.window {
+		b.taken = b.taken[1:]
+	}
+	if len(b.taken) >= b.most {
+		return len(b.taken), 0, false
+	}
+	wait = backoffMost
+	if n := len(b.taken); n < 16 { // further doubling would only overflow
+		wait = min(backoffFirst<<n, backoffMost)
+	}
+	b.taken = append(b.taken, now)
+	return len(b.taken), wait, true
+}
