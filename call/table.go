@@ -46,8 +46,8 @@ type Leg struct {
 	Done   bool   // answered, lost or skipped
 	sent   bool   // its order was given
 	Out    bool   // the head has sent it
-	told   bool // of a Split call: its caller has the answer
-	ending bool // CancelLeg was ordered
+	told   bool   // of a Split call: its caller has the answer
+	ending bool   // CancelLeg was ordered
 	Result Result
 }
 
@@ -138,6 +138,7 @@ type Call struct {
 
 	kill       bool    // what does not end once it is cancelled is to be killed
 	acked      bool    // its caller has read the answer, or is gone
+	put        bool    // all there is of it is the answer, which its caller gave back
 	bare       bool    // its arguments are to come again before it goes on
 	left       int     // legs not done
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
@@ -271,7 +272,7 @@ func (c *Call) LegOfRank(rank int) int {
 			return rank
 		}
 		return -1
-	case len(c.Ranks) <= fewRanks:
+	case len(c.Ranks) <= fewRanks, c.put:
 		return slices.Index(c.Ranks, rank)
 	case c.byRank == nil:
 		c.byRank = make([]int32, len(c.Cluster.Workers))

@@ -1,0 +1,362 @@
+package call
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+// Comeback puts the calls of a head that is gone together again, from those who
+// hold them: workers, which tell what they have got, and callers, which send again
+// what was not answered. Every worker has got a part of the order from its front,
+// so a call that any of them knows keeps its number, and one that none knows is
+// put where its caller's order has it: below the caller's next known call of the
+// same cluster, above all that its own workers have got.
+type Comeback struct {
+	t     *Table
+	legs  map[uint64]*gotCall // by origin
+	seqs  map[*Worker]*gotLegs
+	calls []*Call // as they were put: those of each caller in its order
+}
+
+// gotCall is a call that workers have got legs of.
+type gotCall struct {
+	id      ID
+	origin  uint64
+	cluster *Cluster
+	legs    []gotLeg
+	claimed bool
+}
+
+type gotLeg struct {
+	w   *Worker
+	seq uint32
+}
+
+// gotLegs is what one worker has got and was not released of, oldest first.
+type gotLegs struct {
+	received uint32
+	calls    []*gotCall
+	seqs     []uint32
+	last     ID
+}
+
+// Comeback begins; Settle ends it. The table must be new.
+func (t *Table) Comeback() *Comeback {
+	return &Comeback{t: t, legs: map[uint64]*gotCall{}, seqs: map[*Worker]*gotLegs{}}
+}
+
+// Received says how many legs w has got, ever. Got tells of each that it was not
+// released of.
+func (b *Comeback) Received(w *Worker, received uint32) {
+	b.seqs[w] = &gotLegs{received: received}
+}
+
+// Got tells of a leg that w has got, in the order of their numbers.
+func (b *Comeback) Got(w *Worker, seq uint32, id ID, origin uint64) {
+	mine := b.seqs[w]
+	g := b.legs[origin]
+	if g == nil || g.id != id || g.cluster != w.Cluster {
+		g = &gotCall{id: id, origin: origin, cluster: w.Cluster}
+		b.legs[origin] = g
+	}
+	g.legs = append(g.legs, gotLeg{w, seq})
+	mine.calls, mine.seqs = append(mine.calls, g), append(mine.seqs, seq)
+	mine.last = max(mine.last, id)
+}
+
+// Known says that workers have got legs of a call.
+func (b *Comeback) Known(origin uint64) bool { return b.legs[origin] != nil }
+
+// Call takes a call that its caller sent again.
+func (b *Comeback) Call(r Request) *Call {
+	c := &Call{Request: r}
+	c.makeLegs()
+	if g := b.legs[r.Origin()]; g != nil && !g.claimed && g.cluster == r.Cluster {
+		g.claimed = true
+		c.ID = g.id
+		for _, got := range g.legs {
+			if leg := c.LegOf(got.w); leg >= 0 {
+				l := &c.Legs[leg]
+				l.sent, l.Out, l.seq = true, true, got.seq
+			}
+		}
+	}
+	b.calls = append(b.calls, c)
+	b.t.byCaller[callerKey{c.Caller, c.CallerID}] = c
+	return c
+}
+
+// PutAnswer takes the answer, or with a rank that of one rank, of a call that its
+// caller has read: later calls name it as a Future. It is kept until Acked.
+func (t *Table) PutAnswer(caller uint32, id uint64, rank int, r Result) *Call {
+	key := callerKey{caller, id}
+	c := t.byCaller[key]
+	switch {
+	case c == nil:
+		c = &Call{Request: Request{Caller: caller, CallerID: id, Cluster: &Cluster{}, Ranks: []int{}, Keep: true}, State: Answered, put: true}
+		t.next += idStep
+		c.ID = t.next
+		c.Value = &Result{}
+		t.calls[c.ID], t.byCaller[key] = c, c
+	case !c.put:
+		return nil // the head has it itself
+	}
+	if rank < 0 {
+		c.Value = &r
+		return c
+	}
+	c.Split = true
+	c.Ranks = append(c.Ranks, rank)
+	c.Legs = append(c.Legs, Leg{Done: true, Result: r})
+	return c
+}
+
+// Settle ends the coming back: calls get their places, what workers lack is sent,
+// and results count from now on. What workers have got of calls that nobody sent
+// again runs on where its caller is back, and so has its answer; else it is
+// cancelled. made is told of each such call, before orders name it.
+func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op {
+	t := b.t
+	t.ops = t.ops[:0]
+	lost := b.number()
+	for _, w := range b.workers() {
+		mine := b.seqs[w]
+		w.acks.returned(mine.received, mine.seqs)
+	}
+	var orphans []*Call
+	for _, g := range b.unclaimed() {
+		orphans = append(orphans, b.orphan(g, made))
+	}
+	b.list()
+	slices.SortStableFunc(b.calls, func(a, c *Call) int { return cmp.Compare(a.ID, c.ID) })
+	for _, c := range b.calls {
+		t.calls[c.ID] = c
+		t.putBack(c)
+	}
+	for _, c := range b.calls {
+		if lost[c] {
+			t.giveUp(c, spec.Errorf(spec.CodeHeadLost, "%s: it was not sent before the head ended, and its place in the order cannot be found any more", c.Title()))
+		}
+		t.release(c.Cluster)
+	}
+	for _, c := range orphans {
+		if !back(c.Caller) {
+			t.cancelOthers(c)
+		}
+	}
+	return t.ops
+}
+
+// workers are those that told what they have got, in order.
+func (b *Comeback) workers() []*Worker {
+	workers := make([]*Worker, 0, len(b.seqs))
+	for w := range b.seqs {
+		workers = append(workers, w)
+	}
+	slices.SortFunc(workers, func(a, c *Worker) int { return cmp.Compare(a.Number, c.Number) })
+	return workers
+}
+
+// unclaimed are the calls that workers have legs of and nobody sent again.
+func (b *Comeback) unclaimed() []*gotCall {
+	var found []*gotCall
+	for _, w := range b.workers() {
+		for _, g := range b.seqs[w].calls {
+			if !g.claimed {
+				g.claimed = true
+				found = append(found, g)
+			}
+		}
+	}
+	slices.SortFunc(found, func(a, c *gotCall) int { return cmp.Compare(a.id, c.id) })
+	return found
+}
+
+// orphan is a call that is answered, as far as anyone cares, and of which legs
+// are still at workers.
+func (b *Comeback) orphan(g *gotCall, made func(*Call)) *Call {
+	c := &Call{
+		Request: Request{Caller: uint32(g.origin >> 32), CallerID: g.origin & 0xffffffff, Cluster: g.cluster, Ranks: []int{}}, //nolint:gosec // so it was put together
+		ID:      g.id, State: Answered, acked: true,
+	}
+	for _, got := range g.legs {
+		c.Ranks = append(c.Ranks, got.w.Rank)
+		c.Legs = append(c.Legs, Leg{Worker: got.w, sent: true, Out: true, seq: got.seq})
+	}
+	c.left = len(c.Legs)
+	b.t.calls[c.ID] = c
+	made(c)
+	return c
+}
+
+// list puts on each worker the legs that it has, in its order.
+func (b *Comeback) list() {
+	byID := map[ID]*Call{}
+	for _, c := range b.calls {
+		byID[c.ID] = c
+	}
+	for _, w := range b.workers() {
+		for _, g := range b.seqs[w].calls {
+			c := byID[g.id]
+			if c == nil || c.LegOf(w) < 0 {
+				c = b.t.calls[g.id]
+			}
+			if c != nil && c.LegOf(w) >= 0 {
+				w.addOut(c)
+			}
+		}
+	}
+}
+
+// number gives every call that no worker knows its number. It returns those for
+// which there is no room: a gap that heads before this one have filled.
+func (b *Comeback) number() map[*Call]bool {
+	type line struct {
+		caller  uint32
+		cluster *Cluster
+	}
+	taken := map[ID]bool{}
+	lines := map[line][]*Call{}
+	var order []line
+	for _, g := range b.legs {
+		taken[g.id] = true
+	}
+	for _, c := range b.calls {
+		l := line{c.Caller, c.Cluster}
+		if lines[l] == nil {
+			order = append(order, l)
+		}
+		lines[l] = append(lines[l], c)
+	}
+	lost := map[*Call]bool{}
+	late := map[*Call]bool{} // they come after all that is known
+	for _, l := range order {
+		var run []*Call
+		floor := ID(0)
+		for _, c := range lines[l] {
+			if c.ID == 0 {
+				run = append(run, c)
+				continue
+			}
+			for _, r := range run {
+				floor = max(floor, b.floor(r))
+			}
+			for _, r := range between(floor, c.ID, run, taken) {
+				lost[r] = true
+			}
+			floor, run = c.ID, nil
+		}
+		for _, c := range run {
+			late[c] = true
+		}
+	}
+	for _, c := range b.calls { // in the order that they came in, as far as there is one
+		if lost[c] || late[c] {
+			b.t.next += idStep
+			c.ID = b.t.next
+		}
+	}
+	return lost
+}
+
+// floor is the last call that any worker of c has got.
+func (b *Comeback) floor(c *Call) ID {
+	last := ID(0)
+	for i := range c.Legs {
+		if mine := b.seqs[c.Legs[i].Worker]; mine != nil {
+			last = max(last, mine.last)
+		}
+	}
+	return last
+}
+
+// between numbers a run of calls above floor and below top, evenly, so that there
+// is room left. It returns those that did not fit.
+func between(floor, top ID, run []*Call, taken map[ID]bool) []*Call {
+	for i, c := range run {
+		step := max(1, (top-floor)/ID(len(run)-i+1))
+		id := floor + step
+		for id < top && taken[id] {
+			id++
+		}
+		if id >= top {
+			for id = floor + 1; id < top && taken[id]; id++ {
+			}
+		}
+		if id >= top {
+			return run[i:]
+		}
+		c.ID, floor = id, id
+		taken[id] = true
+	}
+	return nil
+}
+
+// putBack gives a call its place: as far as its legs are out, it goes on.
+func (t *Table) putBack(c *Call) {
+	cl := c.Cluster
+	fresh, rest := true, false
+	for i := range c.Legs {
+		if c.Legs[i].sent {
+			fresh = false
+		} else {
+			rest = true
+		}
+	}
+	switch {
+	case fresh:
+		c.State = Held
+		cl.held = append(cl.held, c)
+	case rest:
+		c.State = Sending
+		cl.held = append(cl.held, c)
+	default:
+		c.State = Running
+	}
+	if err := t.putBackError(c); err != nil {
+		t.giveUp(c, err)
+	}
+}
+
+// putBackError is why a call cannot go on, if so.
+func (t *Table) putBackError(c *Call) *spec.Error {
+	if c.Cluster.gone != nil {
+		return c.Cluster.gone
+	}
+	for i := range c.Legs {
+		if dead := c.Legs[i].Worker.Dead; dead != nil {
+			return c.about(dead)
+		}
+	}
+	if c.State == Running {
+		return nil // it needs its arguments no more
+	}
+	for _, f := range c.Futures {
+		if err := t.need(c, f); err != nil {
+			return err
+		}
+	}
+	if c.Waiting && c.ParentWorker != nil {
+		return t.addWait(c.ParentWorker, c)
+	}
+	return nil
+}
+
+// giveUp fails a call that was put back, whatever of it is out.
+func (t *Table) giveUp(c *Call, err *spec.Error) {
+	switch c.State {
+	case Held:
+		t.unhold(c)
+		t.refuse(c, err)
+	case Sending:
+		t.fail(c, err)
+		t.cancelOthers(c)
+	case Running:
+		t.answer(c, err)
+		t.cancelOthers(c)
+		t.forget(c)
+	case Expiring, Cancelling, Answered:
+	}
+}
