@@ -61,7 +61,8 @@ func (t *Table) Replace(workers []*Worker) []Op {
 		w.legs, w.past = old.legs, old.past
 		old.legs, old.past = nil, 0
 		for _, c := range w.out() {
-			c.Legs[c.LegOfRank(w.Rank)].Worker = w
+			l := &c.Legs[c.LegOfRank(w.Rank)]
+			l.Worker, l.Out, l.seq = w, false, 0
 		}
 		for _, c := range cl.held {
 			if leg := c.LegOfRank(w.Rank); leg >= 0 && !c.Legs[leg].Done {
@@ -81,6 +82,13 @@ func (t *Table) Replace(workers []*Worker) []Op {
 	}
 	t.release(cl)
 	return t.ops
+}
+
+// Began counts a leg that is no call's: the one that makes a new process what its
+// rank was. Nobody waits for its result twice.
+func (w *Worker) Began(id ID) {
+	w.acks.sent++
+	w.acks.ack(w.acks.sent, id)
 }
 
 // outOn are the calls with legs out on any of these workers, oldest first.

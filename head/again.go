@@ -105,6 +105,7 @@ func (h *Head) unkeepAllLocked(cl *cluster) {
 func (h *Head) sendBeginningLocked(w *worker, k *beginning, b *batch) {
 	b.scratch = appendLegHead(b.scratch[:0], initialize, k.parent, k.origin)
 	h.lentLocked(lease.Worker(w.Number), k.value.Bufs)
+	w.Began(call.ID(k.id))
 	b.queue(w.port, wire.Header{Kind: wire.KindLeg, ID: k.id, Flags: k.flags}, b.scratch, k.value.Raw, k.value.Bufs)
 }
 

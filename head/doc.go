@@ -15,6 +15,9 @@
 //	deadline.go  deadlines, stacks, cancels
 //	watchdog.go  collective calls that look as if they hang
 //	worker.go    workers: ready, failed, results, ends
+//	failure.go   ranks that died, restarted: tries, budget.go how often
+//	again.go     legs that are sent again, initialize that is run again
+//	death.go     how a worker's end is told
 //	cluster.go   clusters: start, describe, stop
 //	layout.go    rank layouts, as asked for and as reported
 //	node.go      agents: launch, join, loss
