@@ -128,10 +128,11 @@ type spied struct {
 }
 
 type spiedFrame struct {
-	Name  string `json:"name"`
-	File  string `json:"filename"`
-	Short string `json:"short_filename"`
-	Line  int    `json:"line"`
+	Name   string `json:"name"`
+	File   string `json:"filename"`
+	Short  string `json:"short_filename"`
+	Module string `json:"module"` // the library; "" of Python code
+	Line   int    `json:"line"`
 }
 
 var unnamed = regexp.MustCompile(`^0x[0-9a-f]+$`)
@@ -172,7 +173,7 @@ func (t *spied) lines() []string {
 			break
 		}
 		switch {
-		case f.Line > 0:
+		case f.Module == "" && f.Line > 0:
 			lines = append(lines, fmt.Sprintf("%s (%s:%d)", f.Name, f.File, f.Line))
 		case unnamed.MatchString(f.Name):
 			lines = append(lines, fmt.Sprintf("? (%s)", f.Short)) // an address tells nothing

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -86,6 +87,10 @@ func runHead(embedded bool, virtual string) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
+	cancelGrace, err := cancelGrace(os.Getenv("MUSTER_CANCEL_GRACE"))
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	reaper, err := process.NewReaper()
 	if err != nil {
 		return err
@@ -99,7 +104,7 @@ func runHead(embedded bool, virtual string) error {
 		level = slog.LevelDebug
 	}
 	h, err := head.New(head.Options{
-		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter,
+		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
 			nodes := 0
@@ -133,6 +138,18 @@ func watchAfter(text string) (time.Duration, error) {
 		return 0, fmt.Errorf("MUSTER_WATCHDOG is %q; it is off, or the least time after which a collective call can be warned of, as 30s or 2m", text)
 	}
 	return after, nil
+}
+
+// cancelGrace reads MUSTER_CANCEL_GRACE, in seconds; 0 is the head's own default.
+func cancelGrace(text string) (time.Duration, error) {
+	if text == "" {
+		return 0, nil
+	}
+	seconds, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(seconds > 0 && seconds <= 1e6) {
+		return 0, fmt.Errorf("MUSTER_CANCEL_GRACE is %q; it is how many seconds a call that is cancelled may take to end", text)
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
 }
 
 // profile writes a CPU profile of the head to path until it is stopped; see

@@ -251,7 +251,8 @@ def test_status_stacks_and_logs_of_a_running_script(script: Script) -> None:
 
     done = run("stacks", "actor_train")
     assert done.returncode == 0, done
-    assert "7 of 8 workers, ranks 0-1,3-7: " in done.stdout
+    assert done.stdout.startswith("ranks 0-1,3-7: it is idle: it waits for a call\nrank 2 in ")
+    assert "and 6 more of 8 workers at this place: ranks 0-1,3-7\n" in done.stdout
     hung = done.stdout.split("actor_train-2-G2 on node-0, process")[1]
     assert re.search(
         r"main thread \(most recent call first\):\n(.*\n)*.* in wait_for_disk\n.* in save", hung

@@ -222,6 +222,26 @@ func TestDeadlineHasStacks(t *testing.T) {
 	})
 }
 
+// All ranks are asked where they are; of many, one tells it for each place.
+func TestDeadlineOfManyRanks(t *testing.T) {
+	legs, script := held()
+	script.Stack = func(w *fake.Worker) string {
+		if w.Rank == 77 {
+			return "in next (dataloader.py:88)"
+		}
+		return "in all_reduce (comm.py:12)"
+	}
+	r := newRig(t, setup{virtual: "4x0", script: script})
+	info, err := r.create(r.owner, r.pool(0, 4), "a", 100)
+	must(t, err)
+	id := r.owner.send(callee{cluster: info.Number, method: "all", timeout: 50 * time.Millisecond}, args())
+	take(t, legs, 100)
+	e := r.owner.fails(id, spec.CodeTimeout, "100 of 100 ranks", "and 92 more", "ranks 0-76,78-99 in all_reduce (comm.py:12)\n  rank 77 in next (dataloader.py:88)\n", "a-0 on node-0 had not answered, like 98 more at this place:")
+	if len(e.Groups) != 2 || len(e.Stacks) != 2 {
+		t.Errorf("%d groups, %d stacks", len(e.Groups), len(e.Stacks))
+	}
+}
+
 func TestExpireAsksForStacks(t *testing.T) {
 	legs, script := held()
 	r := newRig(t, setup{virtual: "1x0", script: script})
