@@ -90,7 +90,7 @@ func (h *host) alone(cut, err error) error {
 	case !errors.Is(cut, io.EOF) && !errors.Is(cut, net.ErrClosed) && !errors.Is(cut, syscall.ECONNRESET):
 		return cut
 	}
-	return nil
+	return nil //nolint:nilerr // without a head a worker ends, in order
 }
 
 // read reads a connection until it ends, or another has taken its place.
