@@ -139,7 +139,7 @@ func clustersText(s wire.Status) string {
 	}
 	rows := [][]string{{"CLUSTER", "WORKERS", "SHAPE", "DEVICES"}}
 	for _, cl := range s.Clusters {
-		rows = append(rows, []string{cl.Name, workersText(cl.Workers), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
+		rows = append(rows, []string{cl.Name, workersText(cl.Workers) + restartsText(cl), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
 	}
 	return "\n" + table("  ", rows)
 }
@@ -162,6 +162,24 @@ func workersText(workers []wire.WorkerInfo) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// restartsText says how often ranks were started again, and which.
+func restartsText(cl wire.ClusterInfo) string {
+	if cl.Restarts == 0 {
+		return ""
+	}
+	var names []string
+	for _, w := range cl.Workers {
+		if w.Restarts > 0 {
+			names = append(names, w.Name)
+		}
+	}
+	text := ", " + count(cl.Restarts, "restart")
+	if n := len(names); n > 0 && n < len(cl.Workers) {
+		text += " (" + listed(names, 3) + ")"
+	}
+	return text
 }
 
 func shapeText(ranks []spec.RankInfo) string {

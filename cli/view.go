@@ -47,6 +47,9 @@ type clusterView struct {
 	World   int          `json:"world_size"`
 	Shape   shapeView    `json:"shape"`
 	Workers []workerView `json:"workers"`
+
+	OnFailure string `json:"on_failure,omitempty"`
+	Restarts  int    `json:"restarts,omitempty"`
 }
 
 type shapeView struct {
@@ -65,6 +68,8 @@ type workerView struct {
 	State   string `json:"state,omitempty"`
 	Pid     int    `json:"pid,omitempty"`
 	LogFile string `json:"log_file,omitempty"`
+
+	Restarts int `json:"restarts,omitempty"` // how many processes had the rank before
 }
 
 type callView struct {
@@ -107,7 +112,7 @@ func viewOf(r running) sessionView {
 func clusterViews(clusters []wire.ClusterInfo) []clusterView {
 	views := make([]clusterView, 0, len(clusters))
 	for _, cl := range clusters {
-		v := clusterView{Name: cl.Name, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}}
+		v := clusterView{Name: cl.Name, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}, OnFailure: cl.OnFailure, Restarts: cl.Restarts}
 		if len(cl.Ranks) > 0 {
 			r := cl.Ranks[0]
 			v.Shape = shapeView{r.DPSize, r.TPSize, r.PPSize, r.CPSize}
@@ -115,7 +120,7 @@ func clusterViews(clusters []wire.ClusterInfo) []clusterView {
 		for _, w := range cl.Workers {
 			worker := workerView{
 				Rank: w.Rank, Name: w.Name, Node: w.NodeName, Devices: []int{}, Local: []int{},
-				State: w.State, Pid: w.Pid, LogFile: w.LogFile,
+				State: w.State, Pid: w.Pid, LogFile: w.LogFile, Restarts: w.Restarts,
 			}
 			for _, d := range w.Devices {
 				worker.Devices = append(worker.Devices, d.Global)

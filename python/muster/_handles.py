@@ -115,8 +115,12 @@ class WorkerHandle:
 
     @property
     def pid(self) -> int:
-        """Its process on that node."""
-        return int(self._info("pid"))
+        """Its process on that node, as it is now: a rank may have been restarted."""
+        cluster = self._cluster
+        info = cluster._info()
+        if info.get("on_failure", "fail") != "fail":
+            info = cluster._describe()
+        return int(info["workers"][self.rank]["pid"])
 
     @property
     def log_file(self) -> str:
