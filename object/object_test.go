@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -89,6 +90,39 @@ func TestOneWayLinks(t *testing.T) {
 	ours.Close()
 	for range told {
 	}
+}
+
+// A link that was cut tells the next head what is known of, and only that.
+func TestLinksComeBack(t *testing.T) {
+	r := objecttest.New(t)
+	a, b, c := put(r, 'a', 100), put(r, 'b', 100), put(r, 'c', 100)
+	set := object.NewSet(a, b, c)
+	r.Send(set, ref(a.ID), ref(b.ID))
+	r.Link.Away()
+	id, _, err := r.Other().Put("theirs", []byte("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Link.Send(set, []wire.Buf{ref(c.ID)}, func() {}) // while there is nobody to tell
+	both := object.NewSet(a, c)
+	for _, o := range []interface{ Release() }{a, b, c, set} {
+		o.Release() // of b nobody is told
+	}
+	arrived, more := r.Link.Arrived([]wire.Buf{ref(id)}), r.Link.Arrived([]wire.Buf{ref(id)})
+	r.Link.Back(r.Conn, func(objects []wire.Released) {
+		want := []wire.Released{{Object: id, Count: 2}, {Object: a.ID, Count: 1}, {Object: c.ID, Count: 1}}
+		if !reflect.DeepEqual(objects, want) {
+			t.Error(objects, "; want", want)
+		}
+		r.Told(objects)
+	})
+	r.Hears("call 1 new true", "call 2 new true")
+	shared := both.Share()
+	both.Release()
+	arrived.Release()
+	more.Release()
+	shared.Release()
+	r.Empty()
 }
 
 func TestWhatWasNeverNamedIsFreed(t *testing.T) {

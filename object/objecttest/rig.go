@@ -156,6 +156,23 @@ func (r *Rig) holdLocked(id uint64) {
 	r.Stores[id>>48].Objects(&wire.Objects{Hold: []uint64{id}})
 }
 
+// Told has the head count what a link that came back says, and nothing else.
+func (r *Rig) Told(objects []wire.Released) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	before := r.count
+	r.count = map[uint64]int{}
+	for _, o := range objects {
+		r.holdLocked(o.Object)
+		r.count[o.Object] = o.Count
+	}
+	for id := range before {
+		if r.count[id] == 0 {
+			r.Stores[id>>48].Objects(&wire.Objects{Drop: []uint64{id}})
+		}
+	}
+}
+
 func (r *Rig) released(releases wire.Releases) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
