@@ -28,7 +28,7 @@
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
 //	running    WorkersDown, not idempotent,
-//	           or a rank has raised          answered   Fail, CancelLeg for the other legs
+//	           or a rank has raised          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkersDown, idempotent       running    -, its legs there wait; where all ranks are down,
 //	                                                    those that are done are taken back as well
 //	running    Replace                       running    SendAgain for the legs that waited

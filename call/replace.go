@@ -134,14 +134,18 @@ func (w *Worker) relist(calls []*Call) {
 	}
 }
 
-// loseDown fails a call that will not be run again on the ranks that are down.
+// loseDown fails a call that will not be run again on the ranks that are down. The
+// others, which are needed again soon, are cancelled only where they cannot end by
+// themselves: an exception raised in a worker leaves it unfit for use.
 func (t *Table) loseDown(c *Call, err *spec.Error) {
 	t.settle(c)
 	if c.State == Running && !c.Split {
 		t.answer(c, err)
 	}
 	t.endDown(c, err)
-	t.cancelOthers(c)
+	if c.Collective {
+		t.cancelOthers(c)
+	}
 }
 
 // endDown ends the legs of a call that wait for a rank to be there again.

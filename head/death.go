@@ -119,7 +119,7 @@ func (cl *cluster) othersLocked(dead *worker, now time.Time) []string {
 	}
 	lines := make([]string, len(order))
 	for i, doing := range order {
-		lines[i] = ranksText(ranks[doing]) + " " + doing
+		lines[i] = ranksText(ranks[doing]) + ": " + doing
 	}
 	return lines
 }
@@ -133,20 +133,20 @@ func (w *worker) doing(lost *call.Call, now time.Time) string {
 	oldest, count := w.Oldest(), w.Load()
 	switch {
 	case w.state == "dead":
-		return "had died before"
+		return "dead before"
 	case w.state != "ready":
-		return "was " + w.state
+		return w.state
 	case oldest == nil && lost != nil && lost.LegOf(&w.Worker) >= 0:
 		return "had answered " + lost.Title()
 	case oldest == nil:
-		return "was idle"
+		return "idle"
 	}
 	since := fmt.Sprintf("%s, called %.1f s ago", oldest.Title(), now.Sub(oldest.Data.(*pending).begun).Seconds())
 	switch {
 	case count == 1:
-		return "was in " + since
+		return "in " + since
 	case w.Serial:
-		return fmt.Sprintf("was in %s, with %d more queued", since, count-1)
+		return fmt.Sprintf("in %s, with %d more queued", since, count-1)
 	}
-	return fmt.Sprintf("had %d calls under way, the oldest %s", count, since)
+	return fmt.Sprintf("%d calls under way, the oldest %s", count, since)
 }

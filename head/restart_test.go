@@ -71,7 +71,7 @@ func TestRestartWorker(t *testing.T) {
 		died := out[1].Worker
 		died.Die(wire.Exited{Signal: "SIGKILL", Logs: []string{"bye"}})
 		e := r.owner.fails(never, spec.CodeWorkerDied, "a.all", "a-1 on node-1", "SIGKILL", "bye",
-			"rank 0 was in a.shards", "with 1 more queued", "rank 2 was in a.again", "with 2 more queued")
+			"rank 0: in a.shards", "with 1 more queued", "rank 2: in a.again", "with 2 more queued")
 		if e.Rank != 1 || len(e.Others) != 2 {
 			t.Errorf("it is about %+v", e)
 		}
