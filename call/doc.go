@@ -24,6 +24,9 @@
 //	sending    the rows of a leg are there   sending    SendLeg; running with the last one
 //	sending    a rank of a leg is down       sending    -, the leg waits for Replace
 //	sending    anything that ends a call     as running, the legs that were not sent are skipped
+//	running    Returned without its leg      sending    Again, then SendLeg with Resent
+//	sending    Returned without its leg      sending    the same
+//	settled    Returned without its leg      the same   that leg counts as ended: nobody needs it
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
@@ -38,13 +41,34 @@
 //	cancelling the last leg ended            answered   Fail
 //	cancelling Overdue with stacks           answered   Fail; KillLeg where its caller asked for that
 //	answered   the last leg ended            gone       -
+//	answered   Acked by its caller           the same   Release, where a worker keeps many results for nobody
 //
 // A call is paired when its arguments are futures of calls that give their rows
 // part by part: each of its legs needs one leg of theirs, not all. The results of
-// a call are kept while a call that is not sent yet needs them.
+// a call are kept while a call that is not answered yet needs them.
 //
 // A call that is Split is answered leg by leg: the same table holds for each leg,
 // with AnswerLeg and FailLeg in place of Answer and Fail.
+//
+// A call under a new head (Comeback), from what workers have got and its caller
+// sends again:
+//
+//	legs at workers   sent again by caller      next       orders
+//	all               yes                       running    none: results that are kept come again
+//	some              yes                       sending    SendLeg for those that lack it, in order
+//	none              yes, and a later one of
+//	                  its caller is known       held       Send, numbered below that one
+//	none              yes                       held       Send, numbered after all
+//	some, and later
+//	ones where not    yes                       running    the rest was given up before: skipped
+//	none, and later
+//	ones              yes                       answered   Fail: it was refused before
+//	any               no, the caller is back    answered   none: it has its answer; the legs run on
+//	any               no, the caller is gone    answered   CancelLeg
+//	-                 its answer (PutAnswer)    answered   none: it is there for those that name it
+//
+// So a leg is sent to a worker only if that says it has neither got it nor any
+// later one, and a call is answered only to who says it has no answer.
 //
 // A worker: alive -> dying (its connection ended, the reason is not known yet)
 // -> dead (WorkerLost). A dead rank fails the calls that need it, now and later.

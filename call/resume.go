@@ -100,8 +100,14 @@ func (t *Table) PutAnswer(caller uint32, id uint64, rank int, r Result) *Call {
 		c.ID = t.next
 		c.Value = &Result{}
 		t.calls[c.ID], t.byCaller[key] = c, c
-	case !c.put:
-		return nil // the head has it itself
+	case c.State != Answered:
+		return nil // it cannot have been read
+	case !c.put: // others still use it
+		c.Keep = true
+		if c.Value == nil && rank < 0 {
+			c.Value = &r
+		}
+		return c
 	}
 	if rank < 0 {
 		c.Value = &r
@@ -120,7 +126,7 @@ func (t *Table) PutAnswer(caller uint32, id uint64, rank int, r Result) *Call {
 func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op {
 	t := b.t
 	t.ops = t.ops[:0]
-	lost := b.number()
+	b.number()
 	for _, w := range b.workers() {
 		mine := b.seqs[w]
 		w.acks.returned(mine.received, mine.seqs)
@@ -133,12 +139,10 @@ func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op 
 	slices.SortStableFunc(b.calls, func(a, c *Call) int { return cmp.Compare(a.ID, c.ID) })
 	for _, c := range b.calls {
 		t.calls[c.ID] = c
+		b.giveUpLegs(c)
 		t.putBack(c)
 	}
 	for _, c := range b.calls {
-		if lost[c] {
-			t.giveUp(c, spec.Errorf(spec.CodeHeadLost, "%s: it was not sent before the head ended, and its place in the order cannot be found any more", c.Title()))
-		}
 		t.release(c.Cluster)
 	}
 	for _, c := range orphans {
@@ -210,9 +214,10 @@ func (b *Comeback) list() {
 	}
 }
 
-// number gives every call that no worker knows its number. It returns those for
-// which there is no room: a gap that heads before this one have filled.
-func (b *Comeback) number() map[*Call]bool {
+// number gives every call that no worker knows its number. Those for which there
+// is no room were refused before, as later ones went out without them, or heads
+// before this one have filled the gap: they are not sent any more.
+func (b *Comeback) number() {
 	type line struct {
 		caller  uint32
 		cluster *Cluster
@@ -230,7 +235,6 @@ func (b *Comeback) number() map[*Call]bool {
 		}
 		lines[l] = append(lines[l], c)
 	}
-	lost := map[*Call]bool{}
 	late := map[*Call]bool{} // they come after all that is known
 	for _, l := range order {
 		var run []*Call
@@ -240,11 +244,17 @@ func (b *Comeback) number() map[*Call]bool {
 				run = append(run, c)
 				continue
 			}
+			fits := run[:0]
 			for _, r := range run {
-				floor = max(floor, b.floor(r))
+				if last := b.floor(r); last < c.ID {
+					floor = max(floor, last)
+					fits = append(fits, r)
+				} else {
+					late[r], r.misplaced = true, true
+				}
 			}
-			for _, r := range between(floor, c.ID, run, taken) {
-				lost[r] = true
+			for _, r := range between(floor, c.ID, fits, taken) {
+				late[r], r.misplaced = true, true
 			}
 			floor, run = c.ID, nil
 		}
@@ -253,12 +263,11 @@ func (b *Comeback) number() map[*Call]bool {
 		}
 	}
 	for _, c := range b.calls { // in the order that they came in, as far as there is one
-		if lost[c] || late[c] {
+		if late[c] {
 			b.t.next += idStep
 			c.ID = b.t.next
 		}
 	}
-	return lost
 }
 
 // floor is the last call that any worker of c has got.
@@ -294,6 +303,20 @@ func between(floor, top ID, run []*Call, taken map[ID]bool) []*Call {
 	return nil
 }
 
+// giveUpLegs ends the legs that their workers did not get while they got later
+// ones: the answer was settled without them.
+func (b *Comeback) giveUpLegs(c *Call) {
+	for i := range c.Legs {
+		l := &c.Legs[i]
+		if mine := b.seqs[l.Worker]; !l.sent && !c.misplaced && mine != nil && mine.last > c.ID {
+			l.sent, l.Done = true, true
+			l.Result.Err = spec.Errorf(spec.CodeHeadLost, "%s: it was given up for %s before the head ended", c.Title(), l.Worker.Name)
+			c.skipped++
+			c.left--
+		}
+	}
+}
+
 // putBack gives a call its place: as far as its legs are out, it goes on.
 func (t *Table) putBack(c *Call) {
 	cl := c.Cluster
@@ -317,6 +340,8 @@ func (t *Table) putBack(c *Call) {
 	}
 	if err := t.putBackError(c); err != nil {
 		t.giveUp(c, err)
+	} else if c.State == Running && c.left == 0 {
+		t.finish(c)
 	}
 }
 

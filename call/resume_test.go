@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/muster-rl/muster/spec"
 )
 
 // cutWorld is a head, its workers and its callers, with what is on its way between
@@ -19,6 +21,7 @@ type cutWorld struct {
 	clusters []*Cluster
 	ranks    [][]*rank // by cluster
 	callers  []*client
+	bytes    map[*Call]bool // whose arguments the head has
 }
 
 // rank is a worker's process.
@@ -44,6 +47,14 @@ type leg struct {
 	id     ID
 	origin uint64
 	done   bool
+	raised bool
+}
+
+func (l *leg) result() Result {
+	if l.raised {
+		return Result{Err: spec.Errorf(spec.CodeUser, "raised")}
+	}
+	return Result{}
 }
 
 // client is a caller's process, and what the head keeps for it.
@@ -66,6 +77,7 @@ type invocation struct {
 	cluster int
 	ranks   map[int]bool // answered so far
 	told    int
+	failed  bool
 }
 
 type toHead struct {
@@ -76,12 +88,13 @@ type toHead struct {
 }
 
 type toClient struct {
-	id    uint64
-	rank  int
-	last  bool
-	call  *Call
-	seq   uint32
-	again uint64
+	id     uint64
+	rank   int
+	last   bool
+	failed bool
+	call   *Call
+	seq    uint32
+	again  uint64
 }
 
 func newCutWorld(t *testing.T, seed uint64) *cutWorld {
@@ -99,7 +112,7 @@ func newCutWorld(t *testing.T, seed uint64) *cutWorld {
 // newHead makes a head that knows who there is, and no call.
 func (w *cutWorld) newHead() {
 	w.epoch++
-	w.table, w.clusters = NewTable(w.epoch), nil
+	w.table, w.clusters, w.bytes = NewTable(w.epoch), nil, map[*Call]bool{}
 	number := uint32(0)
 	for n, ranks := range w.ranks {
 		cl := &Cluster{Number: uint32(n), Name: fmt.Sprint("c", n)}
@@ -116,7 +129,8 @@ func (w *cutWorld) rankOf(x *Worker) *rank { return w.ranks[x.Cluster.Number][x.
 
 // orders is the head's part.
 func (w *cutWorld) orders(ops []Op) {
-	for _, op := range slices.Clone(ops) {
+	ops = slices.Clone(ops)
+	for _, op := range ops {
 		c := op.Call
 		switch op.Do {
 		case Send:
@@ -125,10 +139,13 @@ func (w *cutWorld) orders(ops []Op) {
 			}
 		case SendLeg:
 			w.send(c, op.Leg)
-		case Answer:
-			w.answer(c, -1, c.State == Answered)
-		case AnswerLeg:
-			w.answer(c, c.Legs[op.Leg].Worker.Rank, c.State == Answered)
+		case Answer, Fail:
+			if op.Err != nil && op.Err.Code != spec.CodeUser {
+				w.fatalf("%s %d failed: %v", c.Title(), c.CallerID, op.Err)
+			}
+			w.answer(c, -1, op.Err)
+		case AnswerLeg, FailLeg:
+			w.answer(c, c.Legs[op.Leg].Worker.Rank, op.Err)
 		case Again:
 			if who := w.caller(c.Caller); who.up {
 				who.in = append(who.in, toClient{again: c.CallerID})
@@ -139,15 +156,21 @@ func (w *cutWorld) orders(ops []Op) {
 			if rk.up {
 				rk.in = append(rk.in, toRank{ack: through, release: calls})
 			}
-		case Fail, FailLeg:
-			w.fatalf("%s %d failed: %v", c.Title(), c.CallerID, op.Err)
 		default:
 			w.fatalf("an order %d of call %d", op.Do, c.CallerID)
+		}
+	}
+	for _, op := range ops {
+		if (op.Do == Send || op.Do == SendLeg) && op.Call.State != Sending {
+			delete(w.bytes, op.Call) // not kept once all is out
 		}
 	}
 }
 
 func (w *cutWorld) send(c *Call, i int) {
+	if !w.bytes[c] {
+		w.fatalf("a leg of call %d without its arguments", c.CallerID)
+	}
 	c.Sent(i)
 	rk := w.rankOf(c.Legs[i].Worker)
 	if rk.up {
@@ -157,12 +180,13 @@ func (w *cutWorld) send(c *Call, i int) {
 
 func (w *cutWorld) caller(number uint32) *client { return w.callers[number-1] }
 
-func (w *cutWorld) answer(c *Call, rank int, last bool) {
+func (w *cutWorld) answer(c *Call, rank int, err *spec.Error) {
 	who := w.caller(c.Caller)
 	who.answers++
-	m := toClient{id: c.CallerID, rank: rank, last: last, call: c, seq: who.answers}
+	last := c.State == Answered
+	m := toClient{id: c.CallerID, rank: rank, last: last, failed: err != nil, call: c, seq: who.answers}
 	if last {
-		c.Value = &Result{}
+		c.Value = &Result{Err: err}
 	}
 	who.kept = append(who.kept, m)
 	if who.up {
@@ -211,7 +235,7 @@ func (w *cutWorld) take(who *client) {
 	who.out = who.out[1:]
 	w.acked(who, m.ack)
 	if m.put != 0 {
-		if put := w.table.PutAnswer(who.number, m.put, -1, Result{}); put != nil {
+		if put := w.table.PutAnswer(who.number, m.put, -1, who.value(m.put)); put != nil {
 			who.puts = append(who.puts, put)
 		}
 		return
@@ -224,6 +248,9 @@ func (w *cutWorld) take(who *client) {
 		return
 	}
 	if c := w.table.FindCaller(who.number, m.call.r.CallerID); c != nil {
+		if c.Bare() {
+			w.bytes[c] = true
+		}
 		w.orders(w.table.Resent(c))
 		return
 	}
@@ -232,7 +259,8 @@ func (w *cutWorld) take(who *client) {
 			return
 		}
 	}
-	_, ops := w.table.Submit(m.call.request(w))
+	c, ops := w.table.Submit(m.call.request(w))
+	w.bytes[c] = true
 	w.orders(ops)
 }
 
@@ -264,6 +292,7 @@ func (w *cutWorld) hear(who *client) {
 		return
 	}
 	inv.ranks[m.rank] = true
+	inv.failed = inv.failed || m.failed
 	need := 1
 	if inv.r.Split && inv.r.Ranks == nil {
 		need = len(w.ranks[inv.cluster])
@@ -299,7 +328,7 @@ func (w *cutWorld) read(rk *rank) {
 func (w *cutWorld) finish(rk *rank) bool {
 	for _, i := range w.r.Perm(len(rk.got)) {
 		if l := rk.got[i]; !l.done {
-			l.done = true
+			l.done, l.raised = true, w.r.IntN(10) == 0
 			if rk.up {
 				rk.out = append(rk.out, l)
 			}
@@ -312,7 +341,7 @@ func (w *cutWorld) finish(rk *rank) bool {
 func (w *cutWorld) result(rk *rank) {
 	l := rk.out[0]
 	rk.out = rk.out[1:]
-	_, ops := w.table.Result(rk.w, l.id, Result{})
+	_, ops := w.table.Result(rk.w, l.id, l.result())
 	w.orders(ops)
 }
 
@@ -344,6 +373,9 @@ func (w *cutWorld) backCaller(who *client) {
 	who.out = append(who.out, toHead{end: true, ack: who.read})
 }
 
+// value is the answer that a caller has read.
+func (who *client) value(id uint64) Result { return (&leg{raised: who.all[id-1].failed}).result() }
+
 // answered are the calls that inv names as Futures and that its caller has read.
 func (who *client) answered(inv *invocation) []uint64 {
 	var ids []uint64
@@ -373,9 +405,9 @@ func (w *cutWorld) kill() {
 		who.up, who.in, who.out, who.kept, who.puts, who.answers = true, nil, nil, nil, nil, who.read
 		for _, inv := range who.open {
 			for _, f := range who.answered(inv) {
-				puts = append(puts, w.table.PutAnswer(who.number, f, -1, Result{}))
+				puts = append(puts, w.table.PutAnswer(who.number, f, -1, who.value(f)))
 			}
-			back.Call(inv.request(w))
+			w.bytes[back.Call(inv.request(w))] = true
 		}
 	}
 	w.orders(back.Settle(func(uint32) bool { return true }, func(*Call) {}))
@@ -383,7 +415,7 @@ func (w *cutWorld) kill() {
 		for _, rk := range ranks {
 			for _, l := range rk.got {
 				if l.done {
-					_, ops := w.table.Result(rk.w, l.id, Result{})
+					_, ops := w.table.Result(rk.w, l.id, l.result())
 					w.orders(ops)
 				}
 			}
@@ -472,7 +504,8 @@ func (w *cutWorld) check() {
 		for _, inv := range who.all {
 			for r, rk := range w.ranks[inv.cluster] {
 				meant := inv.r.Ranks == nil || inv.r.Ranks[0] == r
-				if ran := slices.Contains(rk.ran, inv.r.Origin()); ran != meant {
+				ran := slices.Contains(rk.ran, inv.r.Origin())
+				if ran && !meant || !ran && meant && !inv.failed {
 					w.fatalf("caller %d: call %d: rank %d ran it: %v", who.number, inv.r.CallerID, r, ran)
 				}
 			}

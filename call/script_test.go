@@ -21,8 +21,9 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [idempotent] [on_timeout=kill] [needs=ID,ID] [in=CLUSTER/RANK:CALL] [waiting]
 //	result CLUSTER/RANK CALL [error=CODE]
 //	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
-//	dying CLUSTER/RANK · lost CLUSTER/RANK · gone CLUSTER · callergone
+//	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · lost CLUSTER/RANK · gone CLUSTER · callergone
 //	cancel CALL [kill] · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
+//	takeover [got=CLUSTER/RANK:LEGS,…] [calls=ID,…] [puts=ID,…] [away]: a new head; workers have got so many legs, callers send these again
 //
 // Calls are named by their caller's id, which is also their number here.
 func TestScripts(t *testing.T) {
@@ -36,7 +37,7 @@ func TestScripts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := script{table: NewTable(1), clusters: map[string]*Cluster{}}
+			s := script{table: NewTable(1), clusters: map[string]*Cluster{}, epoch: 1, calls: map[string][]string{}, sent: map[string][]sentLeg{}}
 			var out strings.Builder
 			for line := range strings.Lines(string(text)) {
 				line = strings.TrimRight(line, "\n")
@@ -63,6 +64,15 @@ type script struct {
 	table    *Table
 	clusters map[string]*Cluster
 	number   uint32
+	epoch    uint32
+	calls    map[string][]string // lines, by id
+	sent     map[string][]sentLeg
+	last     []*Leg // those of the last event
+}
+
+type sentLeg struct {
+	id     ID
+	origin uint64
 }
 
 func (s *script) run(t *testing.T, line string) string {
@@ -82,6 +92,7 @@ func (s *script) run(t *testing.T, line string) string {
 		}
 		s.clusters[f[1]] = cl
 	case "call":
+		s.calls[f[1]] = f
 		_, ops = s.table.Submit(s.request(t, f))
 	case "result":
 		var r Result
@@ -92,6 +103,15 @@ func (s *script) run(t *testing.T, line string) string {
 		_, ops = s.table.Result(s.worker(t, f[1]), s.call(t, f[2]).ID, r)
 	case "dying":
 		s.table.WorkerDying(s.worker(t, f[1]))
+	case "back":
+		w := s.worker(t, f[1])
+		n, _ := strconv.Atoi(f[2])
+		s.sent[w.Name] = s.sent[w.Name][:n]
+		ops = s.table.Returned(w, uint32(n))
+	case "resent":
+		ops = s.table.Resent(s.call(t, f[1]))
+	case "takeover":
+		ops = s.takeover(t, f)
 	case "lost":
 		w := s.worker(t, f[1])
 		ops = s.table.WorkerLost(w, spec.Errorf(spec.CodeWorkerDied, "%s died", w.Name))
@@ -121,14 +141,71 @@ func (s *script) run(t *testing.T, line string) string {
 		ops = s.table.Wait(s.worker(t, f[1]), s.call(t, f[2]))
 	case "ack":
 		ops = s.table.Acked(s.call(t, f[1]))
-	case "refuse":
+	case "refuse": // it was not sent after all
+		for _, l := range s.last {
+			l.Out = false
+			l.Worker.acks.sent--
+			s.sent[l.Worker.Name] = s.sent[l.Worker.Name][:l.Worker.acks.sent]
+		}
 		ops = s.table.Refuse(s.call(t, f[1]), spec.Errorf(spec.CodeInvalid, "cannot be cut"))
 	case "state":
 		return fmt.Sprintf("  %d calls\n", s.table.Len())
 	default:
 		t.Fatalf("unknown command %q", line)
 	}
-	return show(ops)
+	text := show(ops)
+	s.carryOut(ops)
+	return text
+}
+
+// carryOut notes what workers were sent.
+func (s *script) carryOut(ops []Op) {
+	s.last = s.last[:0]
+	for _, op := range ops {
+		for i := range op.Call.Legs {
+			if op.Do == Send || ((op.Do == SendLeg || op.Do == SendAgain) && i == op.Leg) {
+				op.Call.Sent(i)
+				s.last = append(s.last, &op.Call.Legs[i])
+				name := op.Call.Legs[i].Worker.Name
+				s.sent[name] = append(s.sent[name], sentLeg{op.Call.ID, op.Call.Origin()})
+			}
+		}
+	}
+}
+
+// takeover makes a new head, to which workers and callers come back.
+func (s *script) takeover(t *testing.T, f []string) []Op {
+	t.Helper()
+	s.epoch++
+	s.table = NewTable(s.epoch)
+	for _, cl := range s.clusters {
+		cl.held, cl.full = nil, 0
+		for i, old := range cl.Workers {
+			cl.Workers[i] = &Worker{Number: old.Number, Rank: i, Name: old.Name, Node: old.Node, Cluster: cl, Serial: old.Serial, Dead: old.Dead}
+		}
+	}
+	back := s.table.Comeback()
+	words := func(name string) []string {
+		return strings.FieldsFunc(option(f, name), func(r rune) bool { return r == ',' })
+	}
+	for _, text := range words("got") {
+		who, legs, _ := strings.Cut(text, ":")
+		w := s.worker(t, who)
+		n, _ := strconv.Atoi(legs)
+		s.sent[w.Name] = s.sent[w.Name][:n]
+		back.Received(w, uint32(n))
+		for i, l := range s.sent[w.Name] {
+			back.Got(w, uint32(i+1), l.id, l.origin)
+		}
+	}
+	for _, text := range words("puts") {
+		id, _ := strconv.ParseUint(text, 10, 64)
+		s.table.PutAnswer(1, id, -1, Result{})
+	}
+	for _, text := range words("calls") {
+		back.Call(s.request(t, s.calls[text]))
+	}
+	return back.Settle(func(uint32) bool { return !has(f, "away") }, func(c *Call) { c.Method = "?" })
 }
 
 func show(ops []Op) string {

@@ -139,6 +139,7 @@ type Call struct {
 	kill       bool    // what does not end once it is cancelled is to be killed
 	acked      bool    // its caller has read the answer, or is gone
 	put        bool    // all there is of it is the answer, which its caller gave back
+	misplaced  bool    // its place in the order is past
 	bare       bool    // its arguments are to come again before it goes on
 	left       int     // legs not done
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
