@@ -231,6 +231,13 @@ def connection(what: str = "a call of Muster") -> Connection:
     return _process.session.connection
 
 
+def take_in() -> None:
+    """In a worker: take in what has arrived for the calls that it made itself."""
+    worker = _process.worker
+    if worker is not None and worker.connection is not None:
+        worker.connection.poll()
+
+
 def waiting() -> AbstractContextManager[None]:
     """Around a request that starts something: its progress may be shown live."""
     session = _process.session

@@ -71,6 +71,11 @@ def forget(ending: Any) -> None:
     _waiting.pop(id(ending), None)
 
 
+def waiting(kind: type[Any]) -> list[Any]:
+    """The entries of one kind whose objects live, or whose endings nobody has dealt with."""
+    return [ending.entry for ending in _waiting.copy().values() if type(ending.entry) is kind]
+
+
 def attempt(lock: Any, work: Callable[[], bool]) -> bool:
     """Do some work if a lock is free, without waiting for it; whether it was, and what the work
     says. No signal handler can run between taking the lock and knowing that it was taken."""

@@ -16,6 +16,7 @@ from . import _errors, _values
 
 #: Options of -X that change how code runs.
 _X_OPTIONS = ("dev", "utf8", "faulthandler", "frozen_modules", "int_max_str_digits")
+_HEAD_GRACE = 30.0
 _LETTERS = {
     "debug": "d",
     "dont_write_bytecode": "B",
@@ -121,3 +122,12 @@ def announce_main() -> None:
         sys.modules["__muster_main__"] = main
     script = main_module()
     _values.set_main_importable(bool(script["path"] or script["module"]))
+
+
+def head_grace() -> float:
+    """Seconds that a head may be gone before those who need it give up: MUSTER_HEAD_GRACE."""
+    try:
+        seconds = float(os.environ.get("MUSTER_HEAD_GRACE", ""))
+    except ValueError:
+        return _HEAD_GRACE
+    return seconds if 0 <= seconds <= 1e6 else _HEAD_GRACE

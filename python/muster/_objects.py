@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _errors, _wire
-from ._endings import Ending, attempt, forget, when_gone
+from ._endings import Ending, attempt, forget, waiting, when_gone
 
 if TYPE_CHECKING:
     import numpy
@@ -113,6 +113,7 @@ class Ledger:
         self._stores: Stores | None = None
         self._pid = os.getpid()
         self._sorting = threading.Lock()
+        self.counting = threading.RLock()  # while rights that came are counted
         self.ended: list[Ending] = []  # with accounts
         self.given_back: list[tuple[int, int]] = []  # objects and counts, for the head
         #: The call that runs, if its reply takes along what was given back of its own arguments:
@@ -172,6 +173,19 @@ class Ledger:
         frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, ack=ack)[0]
         return frame
 
+    def stock(self) -> list[tuple[int, int]]:
+        """How often this process knows of each object, for a head that is told anew. What waits
+        to be given back is left out, and nothing of it has to be said any more. Nobody may be
+        sending meanwhile."""
+        with self._sorting, self.counting:
+            self._sort()
+            del self.given_back[:]
+            counts: Counter[int] = Counter()
+            for account in waiting(Account):
+                if account.ledger is self and account.count:
+                    counts[account.object] += account.count
+            return [*counts.items()]
+
     def retire(self) -> None:
         """The session is over; views that are held stay good."""
         if self._stores is not None:
@@ -208,10 +222,11 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 class Account:
     """What is to be given back for an object in the end."""
 
-    __slots__ = ("count", "leg", "lines", "maker", "object", "segment", "watched")
+    __slots__ = ("count", "ledger", "leg", "lines", "maker", "object", "segment", "watched")
 
-    def __init__(self, object: int, maker: Store | None) -> None:
+    def __init__(self, ledger: Ledger, object: int, maker: Store | None) -> None:
         self.watched = False
+        self.ledger = ledger
         self.object = object
         self.segment = 0  # where it lies: of what was made here, and of what was lent
         self.leg = 0  # the call with whose arguments it came
@@ -227,7 +242,7 @@ class Right:
 
     def __init__(self, ledger: Ledger, object: int, maker: Store | None = None) -> None:
         self.ledger = ledger
-        self.account = Account(object, maker)
+        self.account = Account(ledger, object, maker)
         when_gone(self, self.account, ledger.ended, ledger.flush)
 
     @property
@@ -325,6 +340,11 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
 
     It may be done again when it was interrupted: a right counts once it has its place.
     """
+    with ledger.counting:
+        _claim(bufs, ledger, leg)
+
+
+def _claim(bufs: Any, ledger: Ledger, leg: bool) -> None:
     rights: dict[int, Right] = {}
     for buf in bufs:
         if type(buf) is Stored:

@@ -83,6 +83,10 @@ _unpack_header = HEADER.unpack_from
 _new = tuple.__new__
 
 
+class CutError(ProtocolError):
+    """The connection ended where more had to come."""
+
+
 class Reference(NamedTuple):
     """A buffer whose bytes stay where they are: a stretch of an object in a store."""
 
@@ -304,7 +308,7 @@ class FrameStream:
         return frame
 
     def fill(self, flags: int = 0) -> None:
-        """Receive once. EOFError at the end of the stream, ProtocolError where that is in the
+        """Receive once. EOFError at the end of the stream, CutError where that is in the
         middle of a frame; with MSG_DONTWAIT also BlockingIOError."""
         if self._got:
             self._settle()
@@ -390,7 +394,7 @@ class FrameStream:
             if there >= HEADER_SIZE:
                 size += int.from_bytes(self._data[self._pos : self._pos + 4], "little")
             missing = size - there
-        return ProtocolError(
+        return CutError(
             f"the connection ended in the middle of a frame{why}: {missing} of {size} bytes missing"
         )
 
@@ -457,7 +461,7 @@ def hello(
     try:
         frame = peer.read() if isinstance(peer, FrameStream) else _read_one(peer)
     except EOFError:
-        raise ProtocolError(
+        raise CutError(
             f"the connection ended before the {role} was welcomed: is the other end Muster "
             f"{RELEASE}, and still running?"
         ) from None

@@ -17,7 +17,9 @@ from muster import _errors, _objects, _values, _wire
 from muster._client import Connection
 from muster._objects import Stored
 from muster._refs import Ref
+from muster._runtime.board import Board
 from muster._runtime.line import Line
+from muster._runtime.wayback import WayBack
 
 ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 2, [0], 0, 0, 8)))
 LARGE = _objects.LARGE
@@ -312,12 +314,13 @@ def test_a_reply_and_what_it_sets_free_go_out_together(stores: Stores) -> None:
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        line = Line(theirs, stores.ledger)
+        way = WayBack(_wire.FrameStream(theirs), "", {}, Board("w-0"), stores.ledger)
+        line = Line(theirs, stores.ledger, way)
         line.begin()
         bufs: list[Any] = [bytes(LARGE)]
         _objects.stow(bufs, "result of m")
         number = bufs[0].right.object
-        line.reply(5, 0, b"\xc0", bufs)
+        line.reply(way.kept.receive(5, 1), 0, b"\xc0", bufs)
         data = ours.recv(1 << 16)
         stream = _wire.FrameStream(ours)
         stream._data = data
@@ -339,6 +342,23 @@ def test_a_reply_and_what_it_sets_free_go_out_together(stores: Stores) -> None:
         _objects.claim(more, stores.ledger)
         more.clear()  # does not wait
         assert line._unsent
+
+
+def test_a_new_head_is_told_what_is_known_and_not_given_back(stores: Stores) -> None:
+    ledger = stores.ledger
+    kept: list[Any] = [_wire.Reference(n, 0, 8) for n in (5, 6, 5)]
+    again: list[Any] = [_wire.Reference(6, 0, 8)]
+    gone: list[Any] = [_wire.Reference(7, 0, 8)]
+    for bufs in (kept, again, gone):
+        _objects.claim(bufs, ledger)
+    gone.clear()
+    assert ledger.given_back
+    made: list[Any] = [bytes(LARGE)]
+    _objects.stow(made, "nobody was told of it")
+    assert sorted(ledger.stock()) == [(5, 1), (6, 2)]
+    assert not ledger.given_back, "what was given back is part of it"
+    again.clear()
+    assert ledger.given_back == [(6, 1)]
 
 
 def test_batches_among_values_are_opened_when_they_are_used(stores: Stores) -> None:

@@ -20,6 +20,7 @@ from .. import _errors, _objects, _values, _wire
 from .._worker import Worker
 from .board import Board, Interrupted, Refusal
 from .describe import Described
+from .kept import Kept
 
 #: One reply: flags of the frame, its body, its out-of-band buffers.
 Reply = tuple[int, bytes, list[Any]]
@@ -75,14 +76,16 @@ class Host:
         self._class = described.cls.__qualname__
         self._has_info = isinstance(obj, Worker)
         self._info_seen: Any = self  # what was found to be no rank info
-        self._info_told: dict[str, Any] = dict(info)
+        self._info_given: dict[str, Any] = dict(info)
+        self._info_told = self._info_given
 
-    def unpack(self, body: Any, bufs: Any) -> tuple[str, Callable[..., Any], Any, Any]:
-        """Return name, method, args and kwargs of a leg; raise Refusal where it has none."""
+    def unpack(self, body: Any, bufs: Any) -> tuple[str, Callable[..., Any], Any, Any, int]:
+        """Return name, method, args, kwargs and origin of a leg; raise Refusal where it has
+        none."""
         try:
             if bufs and (ledger := _objects.ledger()) is not None:
                 _objects.claim(bufs, ledger, leg=True)
-            name, _parent, _origin, (args, kwargs) = _values.decode(body, bufs)
+            name, _parent, origin, (args, kwargs) = _values.decode(body, bufs)
         except Exception as error:
             name = _method_name(body)
             raise Refusal(
@@ -92,7 +95,16 @@ class Host:
             ) from error
         if name not in self.names:
             raise Refusal("not_found", self._no_such(name))
-        return name, getattr(self.obj, name), args, kwargs
+        return name, getattr(self.obj, name), args, kwargs, origin
+
+    def other(self, frame: _wire.Frame, kept: Kept) -> None:
+        """Take a frame that is no leg."""
+        if frame.kind == _wire.KIND_NOTICE:
+            kept.notice(frame.body)
+        elif frame.kind == _wire.KIND_CLOSE and frame.body != b"\xc0":
+            message = _wire.unpack(frame.body).get("message", "")
+            sys.stderr.write(f"{self.who.worker} ends: its head hung up: {message}\n")
+            raise SystemExit(1)
 
     def _no_such(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.names, n=1)
@@ -165,6 +177,10 @@ class Host:
         if flags & _wire.FLAG_ERROR:
             raise Refusal("layout", str(_wire.unpack(body)["message"]))
         return dict(self._info_told) if flags & _wire.FLAG_INFO else None
+
+    def info_told(self) -> dict[str, Any] | None:
+        """The rank info that the head was told, if it ever was."""
+        return None if self._info_told == self._info_given else dict(self._info_told)
 
     def failure(self, name: str, error: BaseException) -> Reply:
         """Encode what a method raised."""

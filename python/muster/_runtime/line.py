@@ -1,25 +1,31 @@
 """A worker's end of the connection that its calls come by: what goes out on it, in order.
 
 Replies name objects, and what is given back must come after the last frame that
-names it. So both go by one place, a reply and what it sets free in one piece.
-Calls that run on an event loop have a place of their own, in `loop`.
+names it. So both go by one place, a reply and what it sets free in one piece. A
+reply is kept before it is sent: one that does not get out is told to the next
+head (`wayback`). Calls that run on an event loop have a place of their own, in
+`loop`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from typing import Any
 
 from .. import _objects, _wire
 from .._endings import attempt
+from .kept import RESULT, Leg, lasting
+from .wayback import WayBack
 
 
 class Line:
     """Sends replies and notices. Any thread may use it, a finalizer too."""
 
-    def __init__(self, sock: socket.socket, ledger: _objects.Ledger | None) -> None:
+    def __init__(self, sock: socket.socket, ledger: _objects.Ledger | None, way: WayBack) -> None:
         self.sock = sock
+        self.way = way
         #: What waits to be given back; the same list for ever, so that a look at it is cheap.
         self.given_back: list[tuple[int, int]] = [] if ledger is None else ledger.given_back
         self._ledger = ledger
@@ -37,21 +43,46 @@ class Line:
             self._ledger.send = self.flush
             self.flush()
 
-    def reply(self, call: int, flags: int, body: bytes, bufs: list[Any]) -> None:
+    def reply(self, leg: Leg, flags: int, body: bytes, bufs: list[Any]) -> None:
         """Send a result, and with it the rights that only its buffers had; bufs is then empty."""
         with self._lock:
             named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
-            parts = _wire.pack_frame(_wire.KIND_RESULT, call, body, named, flags)
+            parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
             named = ()
             bufs.clear()
+            leg[RESULT] = parts
             if self._unsent:
-                parts.insert(0, self._unsent)
+                parts = [self._unsent, *parts]
                 self._unsent = b""
             if self._ledger is not None and self.given_back:
-                parts.append(self._release(self._ledger))
-            _wire.send_parts(self.sock, parts)
+                parts = [*parts, self._release(self._ledger)]
+            self._send(parts)
         if self.given_back:
             self.flush()
+
+    def repeat(self, leg: Leg) -> None:
+        """Send a result again that did not get out, unless the next head has been told of it,
+        or will be."""
+        with self._lock:
+            if self.way.stream is not None and leg[0] not in self.way.repeated:
+                result = leg[RESULT]
+                self._send([result] if isinstance(result, bytes) else result)
+
+    def _send(self, parts: list[Any]) -> None:
+        try:
+            _wire.send_parts(self.sock, parts)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)  # so that the way back begins
+
+    def rejoin(self, stream: _wire.FrameStream) -> None:
+        """Tell another head all that there is, and go on over its connection."""
+        with self._lock:
+            self._unsent = b""
+            parts, stock = self.way.told()
+            _wire.send_parts(stream.sock, parts)
+            self.sock = stream.sock
+            self.way.resume(stream, stock)
 
     def flush(self) -> None:
         """Send what was given back, unless somebody is sending, who then does it."""

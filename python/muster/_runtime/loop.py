@@ -2,7 +2,8 @@
 
 The connection is a reader of the loop. Calls begin in the order in which they
 come; coroutines then run side by side, sync methods inline. A reply never blocks
-the loop: what the socket does not take waits in an outbox.
+the loop: what the socket does not take waits in an outbox. While there is no
+connection the loop runs on, and replies wait to be told to the next head.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import functools
 import inspect
 import socket
+import threading
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -20,6 +22,8 @@ from .. import _objects, _wire
 from .board import Interrupted
 from .calls import Host, Reply
 from .current import call as current
+from .kept import ORIGIN, RESULT, Leg, Stock, lasting, origin_of
+from .wayback import WayBack
 
 #: How many calls run at once where the user does not say.
 DEFAULT_LIMIT = 1000
@@ -35,20 +39,22 @@ class Loop:
     def __init__(
         self,
         host: Host,
-        sock: socket.socket,
+        way: WayBack,
         stream: _wire.FrameStream,
         limit: int,
         loop: asyncio.AbstractEventLoop,
         ledger: _objects.Ledger | None,
     ) -> None:
         self.limit = limit
+        self._way = way
         self._ledger = ledger
         self._releasing = False  # it will be looked at what was given back
         self._host = host
-        self._sock = sock
+        self._sock = stream.sock
         self._stream = stream
         self._loop = loop
-        self._backlog: deque[_wire.Frame] = deque()
+        self._backlog: deque[tuple[_wire.Frame, Leg]] = deque()
+        self._resumed = threading.Event()
         self._active = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asked: set[int] = set()  # calls whose task was cancelled by us
@@ -58,18 +64,17 @@ class Loop:
         host.board.own_code.add(Loop._inline.__code__)
 
     def run(self) -> None:
-        """Serve calls until the connection ends."""
+        """Serve calls until it is time to leave."""
         if self._ledger is not None:
             self._ledger.send = self._release_soon
             self._release_soon()
-        fd = self._sock.fileno()
-        self._loop.add_reader(fd, self._readable)
+        self._loop.add_reader(self._sock, self._readable)
         self._loop.call_soon(self._begin)  # frames that came with the welcome
         try:
             self._loop.run_forever()
         finally:
             self._host.check_process()
-            self._close(fd)
+            self._close()
         if self._exit is not None:
             raise self._exit
 
@@ -109,48 +114,55 @@ class Loop:
     # --- legs in -------------------------------------------------------------
 
     def _readable(self) -> None:
-        alive = True
         try:
             self._stream.fill(socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
-        except (EOFError, OSError):
-            alive = False
+        except (EOFError, _wire.CutError):
+            self._loop.remove_reader(self._sock)  # until there is another
         self._begin()
-        if not alive:
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.stop()
 
     def _begin(self) -> None:
         """Begin calls, oldest first, as far as the limit lets them."""
         if self._host.board.leaving is not None:
             raise SystemExit(self._host.board.leaving)
         while (frame := self._stream.next()) is not None:
-            if frame[0] == _wire.KIND_LEG:
-                self._backlog.append(frame)
+            self._take(frame)
         while self._backlog and self._active < self.limit:
-            frame = self._backlog.popleft()
+            frame, leg = self._backlog.popleft()
             self._active += 1
             call = frame[2]
             if frame[1] & _wire.FLAG_MUTE:
                 self._muted.add(call)
             try:
-                name, method, args, kwargs = self._host.unpack(frame[5], frame[6])
+                name, method, args, kwargs, leg[ORIGIN] = self._host.unpack(frame[5], frame[6])
             except Exception as error:
-                self._end(call, self._host.failure("a method", error))
+                leg[ORIGIN] = origin_of(frame[5])
+                self._end(leg, self._host.failure("a method", error))
                 continue
             # Both are queued on the loop, so that a sync call does not overtake
             # the first step of a coroutine that came before it.
             if name in self._host.coroutines:
                 self._tasks[call] = self._loop.create_task(
-                    self._coroutine(call, name, functools.partial(method, *args, **kwargs)),
+                    self._coroutine(leg, name, functools.partial(method, *args, **kwargs)),
                     name=f"call {call} {name}",
                 )
             else:
-                self._loop.call_soon(self._inline, call, name, method, args, kwargs)
+                self._loop.call_soon(self._inline, leg, name, method, args, kwargs)
 
-    async def _coroutine(self, call: int, name: str, start: Callable[[], Awaitable[Any]]) -> None:
-        board = self._host.board
+    def _take(self, frame: _wire.Frame) -> None:
+        kept = self._way.kept
+        if frame[0] != _wire.KIND_LEG:
+            self._host.other(frame, kept)
+            return
+        if frame[4]:
+            kept.drop(frame[4])
+        leg = self._way.receive(frame, self._stream)
+        if leg is not None:
+            self._backlog.append((frame, leg))
+
+    async def _coroutine(self, leg: Leg, name: str, start: Callable[[], Awaitable[Any]]) -> None:
+        call, board = leg[1], self._host.board
         value: Any = None
         error: BaseException | None = None
         current.set(call)
@@ -169,12 +181,12 @@ class Loop:
         finally:
             self._tasks.pop(call, None)
             self._asked.discard(call)
-        self._end(call, self._reply(call, name, value, error))
+        self._end(leg, self._reply(call, name, value, error))
 
     def _inline(
-        self, call: int, name: str, method: Callable[..., Any], args: Any, kwargs: Any
+        self, leg: Leg, name: str, method: Callable[..., Any], args: Any, kwargs: Any
     ) -> None:
-        board = self._host.board
+        call, board = leg[1], self._host.board
         value: Any = None
         error: BaseException | None = None
         current.set(call)
@@ -200,10 +212,10 @@ class Loop:
             # A sync method that hands out its coroutine, as some decorators make.
             awaitable = value
             self._tasks[call] = self._loop.create_task(
-                self._coroutine(call, name, lambda: awaitable), name=f"call {call} {name}"
+                self._coroutine(leg, name, lambda: awaitable), name=f"call {call} {name}"
             )
             return
-        self._end(call, self._reply(call, name, value, error))
+        self._end(leg, self._reply(call, name, value, error))
 
     # --- replies out ---------------------------------------------------------
 
@@ -212,14 +224,16 @@ class Loop:
             return self._host.result(name, None if call in self._muted else value)
         return self._host.failure(name, error)
 
-    def _end(self, call: int, reply: Reply) -> None:
+    def _end(self, leg: Leg, reply: Reply) -> None:
         self._active -= 1
-        self._muted.discard(call)
+        self._muted.discard(leg[1])
         flags, body, bufs = reply
         named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
-        parts = _wire.pack_frame(_wire.KIND_RESULT, call, body, named, flags)
+        parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
         bufs.clear()  # rights that only they had are given back with the reply
-        self._send([*parts, *self._released()])
+        leg[RESULT] = parts
+        if self._way.stream is not None:
+            self._send([*parts, *self._released()])
         if self._backlog:
             self._loop.call_soon(self._begin)
 
@@ -244,7 +258,7 @@ class Loop:
 
     def _release(self) -> None:
         self._releasing = False
-        if parts := self._released():
+        if self._way.stream is not None and (parts := self._released()):
             self._send(parts)
 
     def _send(self, parts: list[Any]) -> None:
@@ -252,9 +266,8 @@ class Loop:
         if not self._outbox and self._push(views):
             return
         if not self._outbox:
-            self._loop.add_writer(self._sock.fileno(), self._writable)
-        # The object may change what it returned while it waits here: keep a copy.
-        self._outbox.extend(memoryview(bytes(view)) for view in views)
+            self._loop.add_writer(self._sock, self._writable)
+        self._outbox.extend(views)
 
     def _push(self, views: deque[memoryview]) -> bool:
         """Write as much as the socket takes; return whether that was all."""
@@ -275,7 +288,34 @@ class Loop:
 
     def _writable(self) -> None:
         if self._push(self._outbox):
-            self._loop.remove_writer(self._sock.fileno())
+            self._loop.remove_writer(self._sock)
+
+    # --- another head --------------------------------------------------------
+
+    def rejoin(self, stream: _wire.FrameStream) -> None:
+        """From the thread of the way back: tell another head all that there is, and have the
+        loop go on over its connection."""
+        parts, stock = self._way.told()
+        _wire.send_parts(stream.sock, parts)
+        self._resumed.clear()
+        try:
+            self._loop.call_soon_threadsafe(self._resume, stream, stock)
+        except RuntimeError:
+            return  # the loop has ended, and the worker with it
+        self._resumed.wait()
+
+    def _resume(self, stream: _wire.FrameStream, stock: Stock) -> None:
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._outbox.clear()
+        self._stream, self._sock = stream, stream.sock
+        self._way.resume(stream, stock)
+        self._loop.add_reader(self._sock, self._readable)
+        for leg in self._way.kept.legs:  # what came in since the head was told
+            if leg[RESULT] is not None and leg[0] not in stock.repeated:
+                self._send(leg[RESULT])
+        self._resumed.set()
+        self._release()
 
     # --- the end -------------------------------------------------------------
 
@@ -285,9 +325,9 @@ class Loop:
             self._exit = end
         self._loop.stop()
 
-    def _close(self, fd: int) -> None:
+    def _close(self) -> None:
         """Let coroutines run their ``finally`` blocks, for a while."""
-        self._loop.remove_reader(fd)
+        self._loop.remove_reader(self._sock)
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
             task.cancel()

@@ -15,6 +15,7 @@ from . import linux
 from .board import Interrupted
 from .calls import Host
 from .current import call as current
+from .kept import ORIGIN, Leg, origin_of
 from .line import Line
 
 
@@ -34,26 +35,34 @@ class Pool:
         self._host = host
         self._line = line
         self._stream = stream
-        self._legs: queue.SimpleQueue[_wire.Frame] = queue.SimpleQueue()
+        self._legs: queue.SimpleQueue[tuple[_wire.Frame, Leg]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows
         self._waiting: set[int] = set()
         self._running: dict[int, _Slot] = {}
         self._threads = 0
 
     def run(self) -> None:
-        """Hand out calls until the connection ends."""
+        """Hand out calls until it is time to leave."""
         self._line.begin()
-        board = self._host.board
+        board, way, stream = self._host.board, self._line.way, self._stream
         while True:
-            frame = self._stream.next()
+            frame = stream.next()
             if frame is None:
                 if board.leaving is not None:
                     raise SystemExit(board.leaving)
                 try:
-                    frame = self._stream.read()
-                except EOFError:
-                    return
+                    frame = stream.read()
+                except (EOFError, _wire.CutError):
+                    stream = way.after(stream)
+                    continue
             if frame[0] != _wire.KIND_LEG:
+                self._host.other(frame, way.kept)
+                continue
+            if frame[4]:
+                way.kept.drop(frame[4])
+            leg = way.receive(frame, stream)
+            if leg is None:
+                stream = way.after(stream)
                 continue
             with self._lock:
                 board.last = frame[2]
@@ -61,7 +70,7 @@ class Pool:
                 busy = len(self._waiting) + len(self._running)
                 fresh = busy > self._threads and self._threads < self.limit
                 self._threads += fresh
-            self._legs.put(frame)
+            self._legs.put((frame, leg))
             if fresh:
                 threading.Thread(
                     target=self._work, name=f"muster-call-{self._threads}", daemon=True
@@ -87,16 +96,13 @@ class Pool:
         slot = _Slot(threading.get_ident())
         while True:
             try:
-                self._one(slot, self._legs.get())
+                self._one(slot, *self._legs.get())
             except SystemExit as end:
                 self._host.check_process()
                 self._host.board.end(end.code)
                 return
-            except OSError:  # the head is gone: the main thread sees that too
-                self._host.check_process()
-                return
 
-    def _one(self, slot: _Slot, frame: _wire.Frame) -> None:
+    def _one(self, slot: _Slot, frame: _wire.Frame, leg: Leg) -> None:
         host = self._host
         call, muted, body, parts = frame[2], frame[1] & _wire.FLAG_MUTE, frame[5], frame[6]
         del frame
@@ -109,7 +115,7 @@ class Pool:
         try:
             try:
                 try:
-                    name, method, args, kwargs = host.unpack(body, parts)
+                    name, method, args, kwargs, leg[ORIGIN] = host.unpack(body, parts)
                 finally:
                     self._begin(slot, call)
                 current.set(call)
@@ -125,13 +131,16 @@ class Pool:
             error = caught
         if isinstance(error, SystemExit):
             raise error
+        if type(leg[ORIGIN]) is not int:
+            leg[ORIGIN] = origin_of(body)
         method = args = kwargs = None
         parts = ()
         if muted:
             value = None
         flags, body, bufs = host.result(name, value) if error is None else host.failure(name, error)
         value = error = None  # what only they name is given back with the reply
-        self._line.reply(call, flags, body, bufs)
+        host.check_process()
+        self._line.reply(leg, flags, body, bufs)
 
     def _begin(self, slot: _Slot, call: int) -> None:
         with self._lock:

@@ -12,7 +12,11 @@ from .. import _wire
 from .board import Interrupted
 from .calls import Host
 from .current import call as current
+from .kept import ORIGIN, RESULT, Leg, origin_of
 from .line import Line
+
+_pack_header = _wire.HEADER.pack
+_MASK = (1 << 32) - 1  # of sequences, as they are acknowledged
 
 
 class Serial:
@@ -27,10 +31,13 @@ class Serial:
         host.board.own_code.add(Serial.run.__code__)
 
     def run(self) -> None:
-        """Serve calls until the connection ends."""
+        """Serve calls until it is time to leave."""
         host, board, line, stream = self._host, self._host.board, self._line, self._stream
-        sock, given_back = line.sock, line.given_back
-        send, unpack = _wire.send_frame, host.unpack
+        given_back = line.given_back
+        unpack = host.unpack
+        way, kept = line.way, line.way.kept
+        legs, note, acked = kept.legs, kept.legs.append, 0
+        send = stream.sock.sendall
         line.begin()
         while True:
             frame = stream.next()
@@ -39,14 +46,35 @@ class Serial:
                     raise SystemExit(board.leaving)
                 try:
                     stream.fill()
-                except EOFError:
-                    return
+                except (EOFError, _wire.CutError):
+                    stream = way.after(stream)
+                    send = stream.sock.sendall
                 continue
-            kind, leg, call, _, _, body, parts = frame
+            kind, leg, call, _, ack, body, parts = frame
             if kind != _wire.KIND_LEG:
+                host.other(frame, kept)
                 continue
+            if ack and ack != acked:
+                acked = ack
+                if legs and legs[0][0] & _MASK == ack:  # as Kept.drop, for the one at a time
+                    legs.popleft()
+                else:
+                    kept.drop(ack)
+            entry: Leg | None
             if parts:
                 line.in_leg(call)
+                entry = way.receive(frame, stream)
+            else:  # as in Kept.receive
+                sequence = kept.received + 1
+                entry = [sequence, call, body, None]
+                note(entry)
+                kept.received = sequence
+            if way.stream is not stream:
+                stream = way.after(stream)
+                send = stream.sock.sendall
+                if entry is None or not way.knew(entry):
+                    continue
+            assert entry is not None
             name = "a method"
             error: BaseException | None = None
             method: Any = None
@@ -55,7 +83,7 @@ class Serial:
             value: Any = None
             try:
                 try:
-                    name, method, args, kwargs = unpack(body, parts)
+                    name, method, args, kwargs, entry[ORIGIN] = unpack(body, parts)
                     current.set(call)
                     # From here to where it is 0 again a cancel may raise; see board.
                     board.current = call
@@ -71,7 +99,7 @@ class Serial:
                 board.current = 0
                 error = caught
             # Nothing of a call is kept while the next one is waited for.
-            frame = method = args = kwargs = body = None
+            frame = method = args = kwargs = None
             parts = ()
             if error is None:
                 if leg & _wire.FLAG_MUTE:
@@ -81,17 +109,23 @@ class Serial:
                 host.check_process()
                 raise error
             else:
+                if type(entry[ORIGIN]) is not int:
+                    entry[ORIGIN] = origin_of(body)
                 flags, body, bufs = host.failure(name, error)
             value = error = None  # what only they name is given back with the reply
             line.in_leg(0)
-            try:
-                if bufs or given_back or len(body) > _wire.JOIN:
-                    line.reply(call, flags, body, bufs)
-                else:
-                    send(sock, _wire.KIND_RESULT, call, body, (), flags)
-            except OSError:
+            if bufs or given_back or len(body) > _wire.JOIN:
                 host.check_process()
-                return
+                line.reply(entry, flags, body, bufs)
+            else:
+                entry[RESULT] = body = (
+                    _pack_header(len(body), _wire.KIND_RESULT, flags, 0, call, 0, 0) + body
+                )
+                try:
+                    send(body)
+                except OSError:
+                    host.check_process()
+                    line.repeat(entry)
             body = None
 
     def cancel(self, call: int) -> str:

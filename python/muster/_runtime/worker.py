@@ -7,6 +7,7 @@ head before the process ends. How calls run is serial's, loop's and pool's.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -14,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _context, _objects, _pickling, _values, _wire, _worker
 from .._register import RESERVED_NAMES
@@ -29,6 +30,10 @@ from .leaving import leave
 from .line import Line
 from .orders import Order
 from .serial import Serial
+from .wayback import WayBack
+
+if TYPE_CHECKING:
+    from .loop import Loop
 
 #: How long a forked worker waits to become the agent's child.
 _ADOPTION_SECONDS = 5.0
@@ -69,20 +74,22 @@ def _live(order: Order) -> None:
     call_stream = _wire.FrameStream(call_sock)
     _objects.use(_wire.hello(call_stream, _wire.ROLE_WORKER, **mine))
     board.calls = call_sock
-    _detach_forks(board, (control_sock, call_sock), stacks)
+    _detach_forks(board, control_sock, stacks)
+    way = WayBack(call_stream, setup["call_address"], mine, board, _objects.ledger())
     # Calls that the object makes itself take a connection of their own.
     _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
 
     try:
-        runner = _prepare(order, who, board, call_sock, call_stream, control)
+        runner = _prepare(order, who, board, way, call_stream, control)
     except SystemExit:
         raise
     except BaseException as error:
-        _notify(call_sock, "failed", {"error": _failure(error, who)})
+        with contextlib.suppress(OSError):
+            _notify(call_sock, "failed", {"error": _failure(error, who)})
         raise SystemExit(1) from None
     try:
         runner.run()
-    except _wire.FrameError as error:  # not the plain end of the connection
+    except _wire.FrameError as error:  # not the end of the connection
         sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
         raise SystemExit(1) from None
 
@@ -140,7 +147,7 @@ def _prepare(
     order: Order,
     who: Who,
     board: Board,
-    sock: socket.socket,
+    way: WayBack,
     stream: _wire.FrameStream,
     control: Control,
 ) -> Runner:
@@ -169,23 +176,29 @@ def _prepare(
     host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"])
 
     runner: Runner
+    line: Line | Loop
     if loop is not None:
         from .loop import DEFAULT_LIMIT, Loop
 
-        runner = Loop(host, sock, stream, limit or DEFAULT_LIMIT, loop, _objects.ledger())
-    elif limit > 1:
-        from .pool import Pool
-
-        runner = Pool(host, Line(sock, _objects.ledger()), stream, limit)
+        runner = line = Loop(host, way, stream, limit or DEFAULT_LIMIT, loop, _objects.ledger())
     else:
-        runner = Serial(host, Line(sock, _objects.ledger()), stream)
+        line = Line(stream.sock, _objects.ledger(), way)
+        if limit > 1:
+            from .pool import Pool
+
+            runner = Pool(host, line, stream, limit)
+        else:
+            runner = Serial(host, line, stream)
     control.runner = runner
     ready = {
         "pid": os.getpid(),
         "description": described.message(serial=runner.limit == 1),
         "info": host.info_if_changed(),
     }
-    _notify(sock, "ready", ready)
+    way.ready = lambda: ready | {"info": host.info_told()}
+    with contextlib.suppress(OSError):  # the next head is told, then
+        _notify(stream.sock, "ready", ready)
+    way.watch(line)
     return runner
 
 
@@ -230,13 +243,14 @@ def _ignore(_number: int, _frame: Any) -> None:
     """Ctrl-C is the controller's. Not SIG_IGN, which programs started here would inherit."""
 
 
-def _detach_forks(board: Board, socks: tuple[socket.socket, ...], stacks: int) -> None:
+def _detach_forks(board: Board, control: socket.socket, stacks: int) -> None:
     """Keep processes that user code forks away from the worker's connections and signals."""
     ours = (board.on_cancel, board.on_end, _ignore)
 
     def detach() -> None:
-        for sock in socks:
-            sock.close()
+        control.close()
+        if board.calls is not None:
+            board.calls.close()
         faulthandler.unregister(linux.STACKS_SIGNAL)
         os.close(stacks)
         for number, default in (

@@ -94,10 +94,10 @@ class Peer:
 
     # --- calls, on a call connection ------------------------------------------
 
-    def leg(self, call: int, method: str, *args: Any, **kwargs: Any) -> None:
+    def leg(self, call: int, method: str, *args: Any, ack: int = 0, **kwargs: Any) -> None:
         bufs: list[Any] = []
-        body = _values.encode([method, 0, 1 << 32 | call, [list(args), kwargs]], bufs)
-        _wire.send_frame(self.sock, _wire.KIND_LEG, call, body, bufs)
+        body = _values.encode([method, 0, origin(call), [list(args), kwargs]], bufs)
+        _wire.send_frame(self.sock, _wire.KIND_LEG, call, body, bufs, ack=ack)
 
     def result(self) -> tuple[int, Any]:
         """The next result's call and value; an error comes as its map."""
@@ -115,6 +115,22 @@ class Peer:
         ident, value = self.result()
         assert ident == call
         return value
+
+    def back(self) -> tuple[dict[str, Any], list[_wire.Frame]]:
+        """What a worker tells that was here before, and the results that it sends again."""
+        verb, body = self.notice()
+        assert verb == "back"
+        again = []
+        while (frame := self.read()).kind == _wire.KIND_RESULT:
+            assert frame.flags & _wire.FLAG_AGAIN
+            again.append(frame)
+        assert _wire.unpack(frame.body) == ["resent", {}]
+        return body, again
+
+
+def origin(call: int) -> int:
+    """Of which call of whom a call is, in these tests."""
+    return 7 << 32 | call
 
 
 class Failure(dict[str, Any]):
@@ -309,6 +325,27 @@ class Agent:
 
     def fork(self, line: Peer, cls: str, **changes: Any) -> Worker:
         return self.make(line, "fork", self.order(cls, **changes))
+
+    def again(self, worker: Worker) -> tuple[dict[str, Any], list[_wire.Frame]]:
+        """Have a worker come back after its connection was cut; what it tells."""
+        worker.calls.sock.close()
+        worker.calls = self.accept("worker")
+        assert worker.calls.hello["back"] == 1
+        return worker.calls.back()
+
+    def stop_listening(self, role: str) -> socket.socket:
+        """Have nobody listen where workers dial, as when a head is dead; the old listener."""
+        (self.folder / f"{role}.sock").unlink()
+        return self._listeners[role]
+
+    def listen_again(self, role: str) -> None:
+        """Listen where workers dial, as a new head does."""
+        self._listeners[role].close()
+        self._listeners[role] = self._listen(role)
+
+    def accept_silently(self, role: str) -> socket.socket:
+        """Take a connection and say nothing."""
+        return self._listeners[role].accept()[0]
 
     def accept(self, role: str, stacks: bool = False) -> Peer:
         try:

@@ -90,6 +90,21 @@ class Plain(Worker):
             time.sleep(0.05)
         return "slept"
 
+    def until(self, path: str) -> str:
+        self.log.append(path)
+        print("waiting", flush=True)
+        while not os.path.exists(path):
+            time.sleep(0.005)
+        print("done", flush=True)
+        return "there"
+
+    def kept_array(self) -> Any:
+        self.array_given = np.zeros(20_000)  # beside the body, and not copied
+        return self.array_given
+
+    def change_array(self) -> None:
+        self.array_given += 1
+
     def stubborn(self) -> str:
         try:
             print("stubborn", flush=True)
@@ -246,6 +261,12 @@ class Threaded(Worker):
         print("spinning", flush=True)
         while True:
             time.sleep(0.01)
+
+    def until(self, path: str) -> str:
+        print("waiting", flush=True)
+        while not os.path.exists(path):
+            time.sleep(0.005)
+        return "there"
 
     def quick(self, x: int) -> int:
         return x

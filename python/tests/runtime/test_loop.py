@@ -108,13 +108,6 @@ def test_a_big_reply_does_not_block_the_loop(worker: Worker) -> None:
     assert worker.calls.call(3, "echo", 1) == 1
 
 
-def test_end_of_the_connection(worker: Worker) -> None:
-    worker.calls.leg(1, "forever")
-    assert worker.line() == "forever"
-    worker.calls.sock.close()
-    assert worker.exit() == 0
-
-
 def test_shutdown_by_the_agent(worker: Worker) -> None:
     worker.control.send(_wire.KIND_NOTICE, 0, ["shutdown", {}])
     assert worker.exit() == 0

@@ -167,12 +167,6 @@ def test_shutdown_by_the_agent(worker: Worker) -> None:
     assert worker.exit() == 0
 
 
-def test_end_of_the_call_connection_is_a_quiet_end(worker: Worker) -> None:
-    worker.calls.sock.close()
-    assert worker.exit() == 0
-    assert worker.output() == ""
-
-
 def test_end_of_the_control_connection_ends_a_busy_worker(worker: Worker) -> None:
     worker.calls.leg(1, "sleep", 60)
     assert worker.line() == "sleeping"
