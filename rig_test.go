@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -134,11 +135,32 @@ func testClass(info worker.Info) (*worker.Class, error) {
 		err := cmd.Start()
 		return cmd.Process.Pid, err
 	})
+	c.Register("initialize", worker.OneToAll, func(label string) { config.Label = label })
+	c.Register("fragile", worker.OneToAll, func(dir string, rank int) (int, error) { return fragile(info, dir, rank) }, worker.Idempotent())
+	c.Register("fragile_once", worker.OneToAll, func(dir string, rank int) (int, error) { return fragile(info, dir, rank) })
 	batchMethods(c, info)
 	if config.Label == "concurrent" {
 		c.Concurrency(8)
 	}
 	return c.OnEnd(func() { fmt.Println("bye from", info.Worker) }), nil
+}
+
+// fragile notes that it runs, and ends a rank that does for the first time.
+func fragile(info worker.Info, dir string, rank int) (int, error) {
+	name := filepath.Join(dir, fmt.Sprint("ran-", info.Rank))
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	if _, err := file.WriteString("x"); err != nil {
+		return 0, err
+	}
+	if ran, err := os.ReadFile(name); err != nil || len(ran) > 1 || info.Rank != rank {
+		return info.Rank, err
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
 }
 
 //go:noinline
