@@ -45,7 +45,7 @@ var layers = map[string]int{
 	"device":    2,
 	"journal":   1,
 	"process":   1,
-	"session":   1,
+	"session":   2,
 	"wire":      3,
 	"placement": 2,
 	"dispatch":  2,

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -35,7 +33,8 @@ type agent struct {
 	socket  string
 	files   uint64
 	reaper  *process.Reaper
-	head    *wire.Conn
+	node    *spec.Node // what it reports of itself
+	head    *uplink
 	out     *outbox
 	oom     *oomLedger
 	zygotes *zygotes
@@ -45,6 +44,8 @@ type agent struct {
 
 	mu      sync.Mutex
 	workers map[uint32]*worker
+	exits   []exit
+	dismiss bool // the head asked for the end of everything
 	ending  bool
 }
 
@@ -68,7 +69,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	// Before there is a reaper, which would take the ends of programs run here.
 	// Without its devices the node still serves, and says what is wrong.
 	devices, trouble := findDevices(ctx, join, owner)
-	a := &agent{join: join, files: raiseFiles(), workers: map[uint32]*worker{}, oom: newOOMLedger(os.DirFS("/"))}
+	a := &agent{join: join, head: newUplink(), files: raiseFiles(), workers: map[uint32]*worker{}, oom: newOOMLedger(os.DirFS("/"))}
 	var err error
 	if a.reaper, err = process.NewReaper(); err != nil {
 		return err
@@ -87,7 +88,11 @@ func Run(ctx context.Context, join backend.Join) error {
 		return err
 	}
 	defer listener.Close() // removes the socket too
-	welcome, err := a.dial(report(join, devices, trouble, a.files))
+	a.node = report(join, devices, trouble, a.files)
+	conn, welcome, err := a.firstJoin(ctx, owner)
+	if errors.Is(err, context.Canceled) {
+		return nil // nobody waits for it any more
+	}
 	if err != nil {
 		return err
 	}
@@ -95,6 +100,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	holdings.Moving = a.moving
 	a.store = store.New(holdings)
 	defer a.store.Close()
+	a.head.set(conn)
 	a.relay = newRelay(a.head)
 	a.out = newOutbox(a.head)
 	a.zygotes = &zygotes{
@@ -108,7 +114,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	go a.accept(listener)
 
 	headGone := make(chan error, 1)
-	go func() { headGone <- a.serveHead(background) }()
+	go func() { headGone <- a.follow(background, conn) }()
 	var lost error
 	why := "the agent was told to end"
 	select {
@@ -117,19 +123,32 @@ func Run(ctx context.Context, join backend.Join) error {
 		why = "the process that all this was for has ended"
 	case lost = <-headGone:
 		why = "the head is gone"
-		headGone <- lost
 	}
 	a.endAll(why)
 	listener.Close()
-	_ = a.head.Close()
-	// Without a head nobody else removes the folder; with one, it is still its.
-	if err := <-headGone; !errors.Is(err, net.ErrClosed) {
-		removeDir(join)
-	}
-	if lost == nil || errors.Is(lost, io.EOF) || errors.Is(lost, syscall.ECONNRESET) {
+	a.head.end()
+	if orderly(lost) {
 		return nil
 	}
 	return fmt.Errorf("lost the head: %w", lost)
+}
+
+// firstJoin joins the head. One that was killed before it could answer may be
+// followed by another.
+func (a *agent) firstJoin(ctx context.Context, owner <-chan struct{}) (*wire.Conn, wire.Welcome, error) {
+	if a.join.Grace <= 0 {
+		return a.dial(ctx, 0)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, seconds(a.join.Grace), errNoHead)
+	defer cancel()
+	go func() {
+		select {
+		case <-owner:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return a.dialUntil(ctx, 0)
 }
 
 // listen opens the socket that workers dial.
@@ -151,22 +170,6 @@ func (a *agent) listen() (*net.UnixListener, error) {
 
 func socketPath(join backend.Join) string {
 	return filepath.Join(join.Dir, fmt.Sprintf("agent-%d.sock", join.Node))
-}
-
-// dial joins the head.
-func (a *agent) dial(node *spec.Node) (wire.Welcome, error) {
-	conn, err := wire.Dial(a.join.Head)
-	if err != nil {
-		return wire.Welcome{}, fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
-	}
-	hello := wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: node}
-	welcome, err := wire.Join(conn, hello)
-	if err != nil {
-		_ = conn.Close()
-		return wire.Welcome{}, fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
-	}
-	a.head = conn
-	return welcome, nil
 }
 
 // accept takes connections of workers until the listener is closed.
@@ -257,13 +260,4 @@ func (a *agent) endAll(why string) {
 		fmt.Fprintln(os.Stderr, "muster agent:", err)
 	}
 	a.ports.releaseAll()
-}
-
-// removeDir removes the session's folder, unless it could hold what must stay.
-func removeDir(join backend.Join) {
-	dir := filepath.Clean(join.Dir)
-	if !filepath.IsAbs(dir) || filepath.Dir(dir) == dir || strings.HasPrefix(filepath.Clean(join.LogDir)+"/", dir+"/") {
-		return
-	}
-	_ = os.RemoveAll(dir)
 }

@@ -33,12 +33,15 @@ type bench struct {
 	conn   *wire.Conn
 	asker  *wire.Asker
 	hello  wire.Hello
+	listen *net.UnixListener
 
 	mu      sync.Mutex
 	changed chan struct{}
 	lines   []wire.LogLine
 	exited  map[uint32]wire.Exited
 	links   []wire.Frame // whatever has a peer
+	notices []string     // verbs, of this connection
+	back    wire.AgentBack
 }
 
 func newBench(t *testing.T, change func(*bench)) *bench {
@@ -62,31 +65,39 @@ func newBench(t *testing.T, change func(*bench)) *bench {
 	if change != nil {
 		change(b)
 	}
-	listener, err := net.Listen("unix", b.join.Head)
-	if err != nil {
+	if b.listen, err = net.ListenUnix("unix", &net.UnixAddr{Name: b.join.Head, Net: "unix"}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		listener.Close()
+		b.listen.Close()
 		os.RemoveAll(dir)
 	})
 	if b.agent, err = local.New(reaper, "", 2).Launch(context.Background(), b.join); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.end)
-	_ = listener.(*net.UnixListener).SetDeadline(time.Now().Add(patience))
-	nc, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.conn = wire.NewConn(nc)
-	if b.hello, err = wire.ReadHello(b.conn); err != nil {
-		t.Fatal(err)
-	}
-	wire.Accept(b.conn, wire.Welcome{StoreToken: "the stores'"})
-	b.asker = wire.NewAsker(b.conn)
-	go b.read()
+	b.accept()
 	return b
+}
+
+// accept lets the agent in, once more where it was there before.
+func (b *bench) accept() {
+	b.Helper()
+	_ = b.listen.SetDeadline(time.Now().Add(patience))
+	nc, err := b.listen.Accept()
+	if err != nil {
+		b.Fatal(err)
+	}
+	conn := wire.NewConn(nc)
+	if b.hello, err = wire.ReadHello(conn); err != nil {
+		b.Fatal(err)
+	}
+	wire.Accept(conn, wire.Welcome{StoreToken: "the stores'"})
+	b.mu.Lock()
+	b.conn, b.asker = conn, wire.NewAsker(conn)
+	b.notices, b.links, b.back = nil, nil, wire.AgentBack{}
+	b.mu.Unlock()
+	go b.read(conn, b.asker)
 }
 
 // end sees that the agent leaves, and that nothing is left.
@@ -113,14 +124,14 @@ func (b *bench) end() {
 	}
 }
 
-func (b *bench) read() {
+func (b *bench) read(conn *wire.Conn, asker *wire.Asker) {
 	for {
-		f, err := b.conn.Read()
+		f, err := conn.Read()
 		if err != nil {
-			b.asker.Fail(err)
+			asker.Fail(err)
 			return
 		}
-		if b.asker.Deliver(f) {
+		if asker.Deliver(f) {
 			continue
 		}
 		b.mu.Lock()
@@ -135,7 +146,12 @@ func (b *bench) read() {
 			}
 			var log wire.Log
 			var exited wire.Exited
+			b.notices = append(b.notices, verb)
 			switch verb {
+			case "back":
+				if _, err := b.back.UnmarshalMsg(rest); err != nil {
+					panic(err)
+				}
 			case "log":
 				if _, err := log.UnmarshalMsg(rest); err != nil {
 					panic(err)

@@ -42,7 +42,9 @@ func listener(t *testing.T) (*outbox, *wire.Conn) {
 		ours.Close()
 		theirs.Close()
 	})
-	return newOutbox(ours), theirs
+	head := newUplink()
+	head.set(ours)
+	return newOutbox(head), theirs
 }
 
 // hear reads lines until one is last.

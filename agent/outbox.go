@@ -18,10 +18,10 @@ const (
 )
 
 // outbox gathers the lines of all workers and sends them to the head, many in
-// one notice. It never holds up a worker: while the head is slow, lines beyond
-// the limit are counted and dropped, and the count is told in their place.
+// one notice. It never holds up a worker: while the head is slow or away, lines
+// beyond the limit are counted and dropped, and the count is told in their place.
 type outbox struct {
-	conn *wire.Conn
+	head *uplink
 	bell chan struct{}
 
 	sending sync.Mutex // held from taking lines to queueing them: keeps the order
@@ -37,8 +37,8 @@ type drop struct {
 	name, path string
 }
 
-func newOutbox(conn *wire.Conn) *outbox {
-	return &outbox{conn: conn, bell: make(chan struct{}, 1), dropped: map[uint32]*drop{}}
+func newOutbox(head *uplink) *outbox {
+	return &outbox{head: head, bell: make(chan struct{}, 1), dropped: map[uint32]*drop{}}
 }
 
 // add puts a line in; ring has it sent.
@@ -86,7 +86,7 @@ func (o *outbox) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for o.conn.Pending() > headIsBehind && o.conn.Err() == nil {
+		for conn := o.head.current(); conn != nil && conn.Pending() > headIsBehind && conn.Err() == nil; {
 			select {
 			case <-time.After(behindPause):
 			case <-ctx.Done():
@@ -98,10 +98,17 @@ func (o *outbox) run(ctx context.Context) {
 }
 
 // flush sends every line that was added before, then calls after, with nothing
-// in between.
+// in between. Without a head, lines stay.
 func (o *outbox) flush(after func()) {
 	o.sending.Lock()
 	defer o.sending.Unlock()
+	if after != nil {
+		defer after()
+	}
+	conn := o.head.current()
+	if conn == nil {
+		return
+	}
 	o.mu.Lock()
 	lines := o.lines
 	o.lines, o.size = nil, 0
@@ -117,10 +124,7 @@ func (o *outbox) flush(after func()) {
 			size += len(lines[n].Text) + lineOverhead
 			n++
 		}
-		_ = wire.Notify(o.conn, "log", &wire.Log{Lines: lines[:n]})
+		_ = wire.Notify(conn, "log", &wire.Log{Lines: lines[:n]})
 		lines = lines[n:]
-	}
-	if after != nil {
-		after()
 	}
 }

@@ -212,7 +212,7 @@ func TestRequestsThatMakeNoSense(t *testing.T) {
 	}
 	twice := b.workers(1, "wait")
 	twice.Workers = append(twice.Workers, twice.Workers[0])
-	if err := b.ask("start", twice, &wire.Empty{}); err == nil || !strings.Contains(err.Error(), "already") {
+	if err := b.ask("start", twice, &wire.Empty{}); err == nil || !strings.Contains(err.Error(), "worker 1 twice") {
 		t.Errorf("got %v", err)
 	}
 	b.start(b.workers(1, "wait")) // nothing of the above stayed

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -15,17 +16,27 @@ import (
 // nobody else can take it.
 type ports struct {
 	mu   sync.Mutex
-	held map[uint32][]int // descriptors, by cluster
+	held map[uint32]*heldPorts // by cluster
 }
+
+type heldPorts struct{ numbers, fds []int }
 
 // mostPorts is more than any cluster needs: beyond it someone has miscounted.
 const mostPorts = 1024
 
+// hold has count ports of a cluster. Those that it holds already are the first
+// of them: whoever asks again gets the same.
 func (p *ports) hold(cluster uint32, count int) ([]int, error) {
 	if count < 0 || count > mostPorts {
 		return nil, spec.Errorf(spec.CodeInvalid, "cannot hold %d ports: 0 to %d at a time", count, mostPorts)
 	}
-	var numbers, fds []int
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	had := p.held[cluster]
+	if had == nil {
+		had = &heldPorts{}
+	}
+	numbers, fds := slices.Clone(had.numbers), []int(nil)
 	for len(numbers) < count {
 		port, bound, err := holdPort()
 		if err != nil {
@@ -34,27 +45,27 @@ func (p *ports) hold(cluster uint32, count int) ([]int, error) {
 		}
 		numbers, fds = append(numbers, port), append(fds, bound...)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.held == nil {
-		p.held = map[uint32][]int{}
+		p.held = map[uint32]*heldPorts{}
 	}
-	p.held[cluster] = append(p.held[cluster], fds...)
-	return numbers, nil
+	p.held[cluster] = &heldPorts{numbers, append(had.fds, fds...)}
+	return numbers[:count:count], nil
 }
 
 func (p *ports) release(cluster uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	closeAll(p.held[cluster])
-	delete(p.held, cluster)
+	if had := p.held[cluster]; had != nil {
+		closeAll(had.fds)
+		delete(p.held, cluster)
+	}
 }
 
 func (p *ports) releaseAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for cluster, fds := range p.held {
-		closeAll(fds)
+	for cluster, had := range p.held {
+		closeAll(had.fds)
 		delete(p.held, cluster)
 	}
 }

@@ -22,12 +22,14 @@ const (
 )
 
 // relay carries the connections of this node's workers over the agent's one
-// connection to the head, as links. It neither decodes nor orders.
+// connection to the head, as links. It neither decodes nor orders. With that
+// connection its links end; their workers dial again.
 type relay struct {
-	head *wire.Conn
+	head *uplink
 
 	mu    sync.Mutex
-	next  uint32
+	over  *wire.Conn // the connection that the links go over
+	next  uint32     // counts from 1 on each
 	links map[uint32]*link
 	shut  bool
 
@@ -37,45 +39,57 @@ type relay struct {
 type link struct {
 	number    uint32
 	conn      *wire.Conn
+	head      *wire.Conn
 	welcomed  chan struct{} // closed when the head's answer to its hello went by
 	once      sync.Once
 	unflushed bool // of the head's reader alone
 }
 
-func newRelay(head *wire.Conn) *relay { return &relay{head: head, links: map[uint32]*link{}} }
+func newRelay(head *uplink) *relay { return &relay{head: head, links: map[uint32]*link{}} }
 
-// serve carries one connection until it ends. hello is what it began with.
+// serve carries one connection until it ends. hello is what it began with. While
+// there is no head, it waits for one.
 func (r *relay) serve(conn *wire.Conn, hello wire.Hello) {
 	body, err := hello.MarshalMsg(nil)
 	if err != nil {
 		wire.Refuse(conn, spec.AsError(err))
 		return
 	}
-	l := &link{conn: conn, welcomed: make(chan struct{})}
-	r.mu.Lock()
-	if r.shut {
-		r.mu.Unlock()
+	l := &link{conn: conn, head: r.head.wait(), welcomed: make(chan struct{})}
+	if !r.add(l) {
 		_ = conn.Close()
 		return
 	}
-	r.next++
-	l.number = r.next
-	r.links[l.number] = l
-	r.mu.Unlock()
-	r.head.Send(wire.Header{Kind: wire.KindOpen, Peer: l.number}, body, nil)
+	l.head.Send(wire.Header{Kind: wire.KindOpen, Peer: l.number}, body, nil)
 
 	<-l.welcomed // until then the other end has nothing to say
 	conn.SetLimit(wire.MaxFrame)
 	err = r.forward(l)
 	_ = conn.Close()
-	if r.drop(l.number) != nil { // the head does not know yet
+	if r.drop(l) { // the head does not know yet
 		body := msgp.AppendNil(nil)
 		var told *spec.Error
 		if errors.As(err, &told) {
 			body = wire.AppendError(nil, told)
 		}
-		r.head.Send(wire.Header{Kind: wire.KindClose, Peer: l.number}, body, nil)
+		l.head.Send(wire.Header{Kind: wire.KindClose, Peer: l.number}, body, nil)
 	}
+}
+
+// add takes a link in, unless its head is gone again.
+func (r *relay) add(l *link) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.shut || l.head == nil || r.head.current() != l.head {
+		return false
+	}
+	if r.over != l.head {
+		r.over, r.next = l.head, 0
+	}
+	r.next++
+	l.number = r.next
+	r.links[l.number] = l
+	return true
 }
 
 // forward passes frames of a link to the head until it ends.
@@ -83,16 +97,16 @@ func (r *relay) forward(l *link) error {
 	for {
 		f, err := l.conn.Read()
 		if err != nil {
-			r.head.Flush()
+			l.head.Flush()
 			return err
 		}
 		own(&f)
 		f.Peer = l.number
-		r.head.Queue(f.Header, nil, f.Body, f.Bufs)
+		l.head.Queue(f.Header, nil, f.Body, f.Bufs)
 		if !l.conn.Buffered() {
-			r.head.Flush()
+			l.head.Flush()
 		}
-		for r.head.Pending() > relayBehind && r.head.Err() == nil {
+		for l.head.Pending() > relayBehind && l.head.Err() == nil {
 			time.Sleep(relayPause)
 		}
 	}
@@ -111,13 +125,15 @@ func (r *relay) find(number uint32) *link {
 	return r.links[number]
 }
 
-// drop takes a link out; nil if it was gone already.
-func (r *relay) drop(number uint32) *link {
+// drop takes a link out; false if it was out already.
+func (r *relay) drop(l *link) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := r.links[number]
-	delete(r.links, number)
-	return l
+	if r.links[l.number] != l {
+		return false
+	}
+	delete(r.links, l.number)
+	return true
 }
 
 // deliver passes a frame of the head on to its link. Called by the head's reader.
@@ -127,7 +143,7 @@ func (r *relay) deliver(f wire.Frame) {
 		return // it ended, and the head is about to hear
 	}
 	if f.Kind == wire.KindClose {
-		r.drop(l.number)
+		r.drop(l)
 		l.welcome()
 		go func() { _ = l.conn.CloseWhenFlushed() }()
 		return
@@ -182,10 +198,17 @@ func (r *relay) flush() {
 	r.flushing = r.flushing[:0]
 }
 
-// close ends every link.
+// close ends every link, and takes no more.
 func (r *relay) close() {
 	r.mu.Lock()
 	r.shut = true
+	r.mu.Unlock()
+	r.cut()
+}
+
+// cut ends every link. Called by the head's reader, or when there is none.
+func (r *relay) cut() {
+	r.mu.Lock()
 	links := r.links
 	r.links = map[uint32]*link{}
 	r.mu.Unlock()

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
@@ -11,13 +12,17 @@ import (
 )
 
 // serveHead reads the head's frames until the connection ends.
-func (a *agent) serveHead(ctx context.Context) error {
+func (a *agent) serveHead(ctx context.Context, head *wire.Conn) error {
 	for {
-		f, err := a.head.Read()
+		f, err := head.Read()
 		if err != nil {
 			return err
 		}
 		switch {
+		case f.Kind == wire.KindClose && f.Peer == 0:
+			if f.Body != nil && !msgp.IsNil(f.Body) {
+				return wire.ReadError(f.Body) // it hangs up because of what was sent
+			}
 		case f.Peer != 0:
 			a.relay.deliver(f)
 		case f.Kind == wire.KindFanout:
@@ -25,13 +30,13 @@ func (a *agent) serveHead(ctx context.Context) error {
 				return err
 			}
 		case f.Kind == wire.KindRequest:
-			a.request(ctx, f)
+			a.request(ctx, head, f)
 		case f.Kind == wire.KindNotice:
 			if err := a.notice(f); err != nil {
 				return err
 			}
 		}
-		if !a.head.Buffered() {
+		if !head.Buffered() {
 			a.relay.flush()
 		}
 	}
@@ -39,24 +44,27 @@ func (a *agent) serveHead(ctx context.Context) error {
 
 // request answers a request of the head. What must keep the order of requests
 // (who is started, who is asked to end) happens here, the waiting elsewhere.
-func (a *agent) request(ctx context.Context, f wire.Frame) {
+//
+// A head that was away, or a new one, asks again for what it got no answer to:
+// start, stop and hold_ports find what is there already, by its number.
+func (a *agent) request(ctx context.Context, head *wire.Conn, f wire.Frame) {
 	verb, body, err := wire.ReadVerb(f.Body)
 	var do func() (msgp.Marshaler, error)
 	if err == nil {
-		do, err = a.prepare(ctx, verb, body)
+		do, err = a.prepare(ctx, head, verb, body)
 	}
 	id := f.ID
 	if err != nil {
-		a.respond(id, nil, err)
+		a.respond(head, id, nil, err)
 		return
 	}
 	go func() {
 		m, err := do()
-		a.respond(id, m, err)
+		a.respond(head, id, m, err)
 	}()
 }
 
-func (a *agent) respond(id uint64, m msgp.Marshaler, err error) {
+func (a *agent) respond(head *wire.Conn, id uint64, m msgp.Marshaler, err error) {
 	if err != nil {
 		e := *spec.AsError(err)
 		if e.Node == "" {
@@ -64,7 +72,7 @@ func (a *agent) respond(id uint64, m msgp.Marshaler, err error) {
 		}
 		err = &e
 	}
-	wire.Respond(a.head, id, m, err)
+	wire.Respond(head, id, m, err)
 }
 
 func read(verb string, body []byte, m msgp.Unmarshaler) error {
@@ -74,7 +82,7 @@ func read(verb string, body []byte, m msgp.Unmarshaler) error {
 	return nil
 }
 
-func (a *agent) prepare(ctx context.Context, verb string, body []byte) (func() (msgp.Marshaler, error), error) {
+func (a *agent) prepare(ctx context.Context, head *wire.Conn, verb string, body []byte) (func() (msgp.Marshaler, error), error) {
 	switch verb {
 	case "warm":
 		var req wire.Warm
@@ -85,8 +93,8 @@ func (a *agent) prepare(ctx context.Context, verb string, body []byte) (func() (
 		if err := read(verb, body, req); err != nil {
 			return nil, err
 		}
-		workers, err := a.register(req)
-		return func() (msgp.Marshaler, error) { return a.startWorkers(req, workers) }, err
+		fresh, there, err := a.register(req, head)
+		return func() (msgp.Marshaler, error) { return a.startWorkers(req, fresh, there) }, err
 	case "stop":
 		var req wire.Stop
 		if err := read(verb, body, &req); err != nil {
@@ -137,8 +145,9 @@ func (a *agent) warm(req wire.Warm) error {
 }
 
 // register takes note of the workers of a start, so that a stop that comes
-// after it finds them.
-func (a *agent) register(req *wire.Start) ([]*worker, error) {
+// after it finds them. Those that it has already, because the head asks again,
+// are there; those that have even ended since are passed over.
+func (a *agent) register(req *wire.Start, head *wire.Conn) (fresh, there []*worker, err error) {
 	per := filesPerWorker
 	if a.join.Relay {
 		per += filesPerRelay
@@ -150,43 +159,72 @@ func (a *agent) register(req *wire.Start) ([]*worker, error) {
 	req.Setup.ControlAddress = a.socket
 	req.Setup.Node = a.join.Name
 	req.Setup.LogDir = a.join.LogDir
-	if err := checkFiles(a.join.Name, len(req.Workers), per, openFiles(), a.files); err != nil {
-		return nil, err
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ending {
-		return nil, spec.Errorf(spec.CodeStartup, "node %s is stopping and starts no workers", a.join.Name)
+		return nil, nil, spec.Errorf(spec.CodeStartup, "node %s is stopping and starts no workers", a.join.Name)
 	}
-	workers := make([]*worker, 0, len(req.Workers))
+	var starts []wire.WorkerStart
+	numbers := map[uint32]bool{}
 	for _, start := range req.Workers {
-		if a.workers[start.Number] != nil {
-			for _, w := range workers {
-				delete(a.workers, w.start.Number)
-			}
-			return nil, spec.Errorf(spec.CodeInvalid, "node %s has a worker %d already", a.join.Name, start.Number)
+		if numbers[start.Number] {
+			return nil, nil, spec.Errorf(spec.CodeInvalid, "a start has worker %d twice", start.Number)
 		}
+		numbers[start.Number] = true
+		if w := a.workers[start.Number]; w != nil {
+			there = append(there, w)
+		} else if !a.endedLocked(start.Number, head) {
+			starts = append(starts, start)
+		}
+	}
+	if err := checkFiles(a.join.Name, len(starts), per, openFiles(), a.files); err != nil {
+		return nil, nil, err
+	}
+	for _, start := range starts {
 		w := newWorker(start)
 		w.python = req.Runtime.Python
 		a.workers[start.Number] = w
-		workers = append(workers, w)
+		fresh = append(fresh, w)
 	}
-	return workers, nil
+	return fresh, there, nil
+}
+
+// endedLocked says that a worker was started, and has ended, before the head
+// came back by this connection.
+func (a *agent) endedLocked(number uint32, head *wire.Conn) bool {
+	i := slices.IndexFunc(a.exits, func(e exit) bool { return e.Worker == number })
+	if i < 0 {
+		return false
+	}
+	if a.exits[i].told != head {
+		return true
+	}
+	a.exits = slices.Delete(a.exits, i, i+1) // it knows, and means another of that number
+	return false
 }
 
 // startWorkers gives every worker a process, all at once, or none: when one
-// fails the others are ended, and the error is that of the first to fail.
-func (a *agent) startWorkers(req *wire.Start, workers []*worker) (*wire.Empty, error) {
-	failures := make(chan error, len(workers))
-	for _, w := range workers {
+// fails the others are ended, and the error is that of the first to fail. Those
+// that are there already are waited for.
+func (a *agent) startWorkers(req *wire.Start, fresh, there []*worker) (*wire.Empty, error) {
+	failures := make(chan error, len(fresh)+len(there))
+	for _, w := range fresh {
 		go func() {
-			err := a.launch(w, req)
-			if err != nil {
+			w.startErr = a.launch(w, req)
+			close(w.launched)
+			if w.startErr != nil {
 				a.abandon(w)
 			}
-			failures <- err
+			failures <- w.startErr
 		}()
 	}
+	for _, w := range there {
+		go func() {
+			<-w.launched
+			failures <- w.startErr
+		}()
+	}
+	workers := slices.Concat(fresh, there)
 	var first error
 	for range workers {
 		err := <-failures
@@ -224,6 +262,7 @@ func (a *agent) askToEnd(req wire.Stop) []*worker {
 	a.mu.Lock()
 	var workers []*worker
 	if req.All {
+		a.dismiss = true
 		for _, w := range a.workers {
 			workers = append(workers, w)
 		}
@@ -251,6 +290,7 @@ func (a *agent) waitForEnd(req wire.Stop, workers []*worker) error {
 			err = left
 		}
 	}
+	a.forgetExits(req.All, req.Workers)
 	return err
 }
 

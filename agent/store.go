@@ -223,11 +223,8 @@ func (a *agent) notice(f wire.Frame) error {
 	return nil
 }
 
-// moving tells the head that an object is about to be spilled.
+// moving tells the head that an object is about to be spilled. One that comes
+// back is told again, by store.AskAgain.
 func (a *agent) moving(object uint64) {
-	body, err := wire.AppendVerb(nil, "moving", &wire.Moving{Object: object})
-	if err != nil { // a number can be encoded
-		return
-	}
-	a.head.Send(wire.Header{Kind: wire.KindNotice}, body, nil)
+	a.head.notify("moving", &wire.Moving{Object: object})
 }

@@ -7,11 +7,14 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/session"
 )
 
 // joinFd is where a warden and an agent find what they are told.
@@ -57,14 +60,16 @@ func Warden() int {
 		fmt.Fprintln(os.Stderr, "muster warden:", err)
 		return 1
 	}
-	parent := os.Getppid()
-	head, headErr := process.NewWatch(parent)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 	text, join, err := readJoin("muster warden")
 	if err != nil {
 		return fail(err)
+	}
+	release, err := session.HoldNode(join.Dir, join.Node)
+	if err != nil { // who looks for what is left over may take it for that
+		fmt.Fprintln(os.Stderr, "muster warden:", err)
 	}
 	reaper, err := process.NewReaper()
 	if err != nil {
@@ -87,17 +92,13 @@ func Warden() int {
 	if err := reaper.Clear(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "muster warden:", err)
 	}
-	// An agent that was killed removed nothing. The folder is the head's while
-	// there is one; a head that was killed with its agent may take a moment to go.
-	_ = os.Remove(socketPath(join))
+	_ = os.Remove(socketPath(join)) // an agent that was killed removed nothing
 	exit := agent.Exit()
-	if headErr == nil && exit.Signal != "" {
-		select {
-		case <-head.Done():
-		case <-time.After(headBound):
-		}
+	if exit.Signal != "" || exit.Code > 1 { // 0 and 1 are its own words
+		awaitHead(join)
 	}
-	if os.Getppid() != parent || gone(head, headErr) {
+	release()
+	if !session.HeadAlive(join.Dir) {
 		removeDir(join)
 	}
 	if exit.Signal != "" { // else it has told by itself
@@ -110,17 +111,52 @@ func Warden() int {
 // its agent.
 const headBound = 250 * time.Millisecond
 
-// gone says that the head ended, although it may not be reaped yet.
-func gone(head *process.Watch, err error) bool {
-	if err != nil {
-		return false
+// awaitHead returns when the session's folder is somebody else's to remove, or
+// nobody's. An agent that ended by itself has waited for a head before. One that
+// was killed has not, and a head may come back for the other nodes, and to
+// say that this one is lost.
+func awaitHead(join backend.Join) {
+	began := time.Now()
+	tick := time.NewTicker(firstPause)
+	defer tick.Stop()
+	there := session.HeadAlive(join.Dir)
+	for there && time.Since(began) < headBound {
+		<-tick.C
+		there = session.HeadAlive(join.Dir)
 	}
-	select {
-	case <-head.Done():
-		return true
-	default:
-		return false
+	if there || join.Grace <= 0 {
+		return
 	}
+	var owner <-chan struct{}
+	if join.Owner != 0 {
+		watch, err := process.NewWatch(join.Owner)
+		if err != nil {
+			return
+		}
+		defer watch.Close()
+		owner = watch.Done()
+	}
+	over := time.NewTimer(seconds(join.Grace))
+	defer over.Stop()
+	for !session.HeadAlive(join.Dir) {
+		select {
+		case <-tick.C:
+		case <-owner:
+			return
+		case <-over.C:
+			return
+		}
+	}
+}
+
+// removeDir removes the session's folder if nobody else needs it, unless it
+// could hold what must stay.
+func removeDir(join backend.Join) {
+	dir := filepath.Clean(join.Dir)
+	if !filepath.IsAbs(dir) || filepath.Dir(dir) == dir || strings.HasPrefix(filepath.Clean(join.LogDir)+"/", dir+"/") {
+		return
+	}
+	_ = session.RemoveLast(dir)
 }
 
 // startAgent runs this program as the agent, told the same that we were.

@@ -14,6 +14,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/session"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -31,6 +32,8 @@ type worker struct {
 	start  wire.WorkerStart
 	python string // its interpreter; "" for a program
 
+	launched chan struct{} // closed when it has a process, or startErr
+	startErr error
 	stopping chan struct{} // closed when it should end
 	gone     chan struct{} // closed when nothing of it is left and that was told
 
@@ -44,7 +47,7 @@ type worker struct {
 }
 
 func newWorker(start wire.WorkerStart) *worker {
-	return &worker{start: start, stopping: make(chan struct{}), gone: make(chan struct{})}
+	return &worker{start: start, launched: make(chan struct{}), stopping: make(chan struct{}), gone: make(chan struct{})}
 }
 
 // process returns the worker's process, nil before it has one.
@@ -105,7 +108,7 @@ func (a *agent) launch(w *worker, req *wire.Start) error {
 	w.output = output
 	w.mu.Unlock()
 	message := fork{setup: req.Setup, worker: w.start, env: workerEnv(req.Runtime, w.start.Env), agentPid: os.Getpid()}
-
+	message.env[session.Mark] = os.Getenv(session.Mark)
 	child, err := a.makeProcess(w, req, message, writer)
 	if err != nil {
 		e := spec.AsError(err)
@@ -231,8 +234,8 @@ func (a *agent) watch(w *worker, child *process.Child) {
 		Worker: w.start.Number, Pid: child.Pid(), Code: exit.Code, Signal: exit.Signal,
 		OOM: oom, Asked: asked, Logs: output.last(), Why: exitReason(exit, oom, asked, why, left),
 	}
-	a.forget(w) // before it is told: the head may use the number again then
-	a.out.flush(func() { _ = wire.Notify(a.head, "exited", notice) })
+	a.ended(w, notice) // before it is told: the head may use the number again then
+	a.out.flush(func() { a.tellExit(notice) })
 	close(w.gone)
 }
 

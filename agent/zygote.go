@@ -16,6 +16,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/session"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -187,6 +188,7 @@ func startLined(r *process.Reaper, node, what string, c process.Command, output 
 	}
 	defer theirs.Close()
 	c.Files = []*os.File{nil, output, output, theirs}
+	c.Env = append(c.Env, session.Mark+"="+os.Getenv(session.Mark))
 	child, err := r.Start(c)
 	if err != nil {
 		l.close()

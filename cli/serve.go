@@ -21,6 +21,7 @@ import (
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/backend/local"
 	"github.com/muster-rl/muster/head"
+	"github.com/muster-rl/muster/journal"
 	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/session"
 	"github.com/muster-rl/muster/spec"
@@ -31,22 +32,28 @@ const ownerFd = 3
 
 func headCommand() *cobra.Command {
 	var embedded bool
-	var virtual string
+	var virtual, resume string
 	cmd := &cobra.Command{
 		Use:   "head",
 		Short: "Run a head that scripts attach to by muster.init(address=…)",
 		Long: `Run a head by itself, until it is interrupted. Scripts that do not ask for one
-start a head of their own and need none of this.`,
+start a head of their own and need none of this.
+
+One that was killed can be followed by another within the grace (30 s, or
+MUSTER_HEAD_GRACE), which finds its nodes, workers and scripts again: --resume with
+the session's name, as a service manager would do it.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual) },
+		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual, resume) },
 	}
 	cmd.Flags().BoolVar(&embedded, "embedded", false, "serve the parent process over descriptor 3 and end with it")
 	cmd.Flags().StringVar(&virtual, "virtual", "", "stand-ins instead of real GPUs: NODESxGPUS, as 4x8")
+	cmd.Flags().StringVar(&resume, "resume", "", "take over the session of this name, whose head was killed")
+	cmd.MarkFlagsMutuallyExclusive("resume", "virtual")
 	_ = cmd.Flags().MarkHidden("embedded")
 	return cmd
 }
 
-func runHead(embedded bool, virtual string) error {
+func runHead(embedded bool, virtual, resume string) error {
 	// The head makes little garbage and much of it at once: collect less often.
 	debug.SetGCPercent(400)
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -66,7 +73,9 @@ func runHead(embedded bool, virtual string) error {
 		defer stopProfile()
 	}
 	var owner net.Conn
+	ownerPid := 0
 	if embedded {
+		ownerPid = os.Getppid()
 		file := os.NewFile(ownerFd, "owner")
 		conn, err := net.FileConn(file)
 		_ = file.Close()
@@ -95,17 +104,20 @@ func runHead(embedded bool, virtual string) error {
 	if err != nil {
 		return err
 	}
-	place, err := session.New()
-	if err != nil {
-		return err
-	}
 	level := slog.LevelWarn
 	if os.Getenv("MUSTER_DEBUG") != "" {
 		level = slog.LevelDebug
 	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	place, kept, before, err := takePlace(resume, ownerPid, log)
+	if err != nil {
+		return err
+	}
+	defer place.Close()
+	go session.ClearRemains(ctx, session.HeadGrace(), func(what string) { log.Warn(what) })
 	h, err := head.New(head.Options{
 		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
+		Log: log, Journal: kept, Resume: before,
 		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
 			nodes := 0
 			if virtual {
@@ -115,14 +127,47 @@ func runHead(embedded bool, virtual string) error {
 		},
 	})
 	if err != nil {
+		if before == nil {
+			_ = os.RemoveAll(place.Dir)
+		}
 		return err
 	}
 	if !embedded {
 		fmt.Printf("head of session %s\nattach by: muster.init(address=%q)\n", place.Name, h.Address())
-		go h.StartNodes(v, virtual != "", 0, spec.Runtime{})
+		if before == nil {
+			go h.StartNodes(v, virtual != "", 0, spec.Runtime{})
+		}
 	}
 	err = h.Run(ctx, owner)
-	return errors.Join(err, reaper.Clear(context.Background()))
+	return errors.Join(err, kept.Close(), reaper.Clear(context.Background()))
+}
+
+// takePlace makes the session's folders and its journal, or takes over those of
+// a head that was killed, with what it has written. A head can do without a
+// journal; one that is to follow another cannot.
+func takePlace(resume string, owner int, log *slog.Logger) (session.Session, *journal.Journal, *journal.State, error) {
+	tell := func(err error) { log.Error(err.Error()) }
+	if resume == "" {
+		place, err := session.New(owner)
+		if err != nil {
+			return place, nil, nil, err
+		}
+		kept, err := journal.Create(place.Dir, tell)
+		if err != nil {
+			tell(fmt.Errorf("%w: all goes on, but if this head ends, no other can take its place", err))
+		}
+		return place, kept, nil, nil
+	}
+	place, err := session.Resume(resume, owner)
+	if err != nil {
+		return place, nil, nil, err
+	}
+	kept, before, err := journal.Open(place.Dir, tell)
+	if err != nil {
+		place.Close()
+		return place, nil, nil, err
+	}
+	return place, kept, &before, nil
 }
 
 // watchAfter reads MUSTER_WATCHDOG; 0 is the head's own default.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/journal"
 	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -33,6 +34,10 @@ type Options struct {
 	// asked once, when the owner (or the start of a standalone head) says which.
 	Backend func(spec.Virtual, bool) (backend.Backend, error)
 	Log     *slog.Logger
+	// Journal is where the head writes down what the one after it needs; nil:
+	// nowhere. Resume is what the one before it has written; nil: there was none.
+	Journal *journal.Journal
+	Resume  *journal.State
 
 	CancelGrace time.Duration // cancel to "still in C"; 5 s
 	ExitWait    time.Duration // a worker's connection ended, its exit is not told; 5 s

@@ -1,13 +1,24 @@
 // Package session is where running heads live on disk: the folder of sockets and
 // token that goes with a head, the folder of logs that stays, how to find the
-// heads of this user, and how to clear what killed ones left.
+// heads of this user, how a head takes over from one that was killed, and how to
+// clear what killed ones left.
 //
-// It imports nothing of Muster and talks to no head.
+// A session's folder outlives a head that is killed. Who has it is told by locks:
+//
+//	head   nodes  owner   then
+//	held   any    any     it runs
+//	free   held   lives   a head can take over (Resume); agents keep all for the grace
+//	free   held   gone    agents end by themselves, the last removes the folder
+//	free   free   lives   nothing is left to take over, but the owner may not know yet
+//	free   free   gone    left over: the next head to start removes it
+//
+// It imports process and talks to no head.
 package session
 
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,10 +37,11 @@ const maxSocketPath = 107 - len("/agent-4095.sock")
 
 // Session is one head's place on disk.
 type Session struct {
-	Name   string // <pid>-<random>
-	Dir    string // sockets and token, 0700; removed with the head
+	Name   string // <pid of the first head>-<random>
+	Dir    string // sockets, token and journal, 0700; removed at the end
 	LogDir string // workers' output; stays
-	Pid    int
+	Pid    int    // of its head
+	locks  []*lock
 }
 
 // longestName is that of a session, as New makes it.
@@ -91,13 +103,14 @@ func ours(dir string) bool {
 	return info.IsDir() && ok && int(st.Uid) == os.Getuid()
 }
 
-// New makes the folders of a session for this process.
-func New() (Session, error) {
+// New makes the folders of a session for this process, which is a head. owner is
+// the process that it is for; 0: none.
+func New(owner int) (Session, error) {
 	base, err := Base()
 	if err != nil {
 		return Session{}, err
 	}
-	sweep(base)
+	clearBase(base, false, func(string) {})
 	random := make([]byte, 6)
 	if _, err := rand.Read(random); err != nil {
 		return Session{}, err
@@ -114,8 +127,71 @@ func New() (Session, error) {
 		_ = os.Remove(s.Dir)
 		return Session{}, fmt.Errorf("cannot make the folder for logs: %w", err)
 	}
+	if err := s.hold(owner); err != nil {
+		_ = os.RemoveAll(s.Dir)
+		return Session{}, err
+	}
 	prune(logs)
 	return s, nil
+}
+
+// hold takes the session's locks. That of the logs only keeps them from being
+// pruned: some file systems know no locks.
+func (s *Session) hold(owner int) error {
+	text := mine(owner, s.LogDir).String()
+	for deadline := time.Now().Add(lockBound); ; {
+		l, err := take(filepath.Join(s.Dir, headLock), text)
+		if err == nil {
+			s.locks = append(s.locks, l)
+			break
+		}
+		if !errors.Is(err, errHeld) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(firstLook) // the kernel may still be at its holder's end
+	}
+	if l, err := take(filepath.Join(s.LogDir, logLock), text); err == nil {
+		s.locks = append(s.locks, l)
+	}
+	return nil
+}
+
+// firstLook is the pause between two tries to take over from a head that is
+// being killed.
+const firstLook = 5 * time.Millisecond
+
+// Resume takes over a session whose head is gone. owner is as for New.
+func Resume(name string, owner int) (Session, error) {
+	for _, base := range Places() {
+		dir := filepath.Join(base, name)
+		if pidOf(name) == 0 || filepath.Base(name) != name || !ours(base) || !ours(dir) {
+			continue
+		}
+		before := readRecord(filepath.Join(dir, headLock))
+		s := Session{Name: name, Dir: dir, LogDir: before.logs, Pid: os.Getpid()}
+		if s.LogDir == "" {
+			return s, fmt.Errorf("session %s cannot be resumed: it does not say where its logs are", name)
+		}
+		err := s.hold(owner)
+		switch {
+		case errors.Is(err, errHeld):
+			return s, fmt.Errorf("session %s has a head already: process %d", name, readRecord(filepath.Join(dir, headLock)).who.Pid)
+		case errors.Is(err, os.ErrNotExist):
+			continue // removed meanwhile
+		case err != nil:
+			return s, fmt.Errorf("session %s cannot be resumed: %w", name, err)
+		}
+		return s, nil
+	}
+	return Session{}, fmt.Errorf("there is no session %q to resume (looked in %s): it ended, or nobody came for it within the grace", name, strings.Join(Places(), ", "))
+}
+
+// Close lets go of a session; its folders stay.
+func (s *Session) Close() {
+	for _, l := range s.locks {
+		l.release()
+	}
+	_ = os.Remove(filepath.Join(s.LogDir, logLock))
 }
 
 // LogsOf is where the sessions of a base keep their logs.
@@ -137,7 +213,7 @@ func List() []Session {
 		}
 		for _, s := range all(base) {
 			info, err := os.Stat(s.Dir)
-			if err == nil && alive(s.Pid) {
+			if err == nil && s.runs() {
 				begun[s.Dir] = info.ModTime()
 				live = append(live, s)
 			}
@@ -159,7 +235,7 @@ func Ended() []Session {
 		}
 		seen[logs] = true
 		for _, name := range stampedFolders(logs) {
-			if pid := pidOf(name[stampLength:]); pid > 0 && !alive(pid) && ours(filepath.Join(logs, name)) {
+			if pid := pidOf(name[stampLength:]); pid > 0 && !writing(logs, name) && ours(filepath.Join(logs, name)) {
 				past = append(past, Session{Name: name[stampLength:], LogDir: filepath.Join(logs, name), Pid: pid})
 			}
 		}
@@ -186,14 +262,35 @@ func all(base string) []Session {
 	}
 	var found []Session
 	for _, e := range entries {
-		if pid := pidOf(e.Name()); pid > 0 && e.IsDir() {
-			found = append(found, Session{Name: e.Name(), Dir: filepath.Join(base, e.Name()), Pid: pid})
+		pid := pidOf(e.Name())
+		if pid == 0 || !e.IsDir() {
+			continue
 		}
+		s := Session{Name: e.Name(), Dir: filepath.Join(base, e.Name()), Pid: pid}
+		if r := readRecord(filepath.Join(s.Dir, headLock)); r.who.Pid != 0 {
+			s.Pid, s.LogDir = r.who.Pid, r.logs
+		}
+		found = append(found, s)
 	}
 	return found
 }
 
-// pidOf is the head's in a session's name, 0 for what is no such name.
+// runs says that a session has a head.
+func (s Session) runs() bool {
+	path := filepath.Join(s.Dir, headLock)
+	if _, err := os.Lstat(path); err != nil {
+		return alive(s.Pid)
+	}
+	return held(path)
+}
+
+// writing says that a folder of logs is that of a session that has a head.
+func writing(logs, name string) bool {
+	path := filepath.Join(logs, name, logLock)
+	return held(path) || alive(pidOf(name[stampLength:]))
+}
+
+// pidOf is the first head's in a session's name, 0 for what is no such name.
 func pidOf(name string) int {
 	pid, _, ok := strings.Cut(name, "-")
 	n, err := strconv.Atoi(pid)
@@ -205,26 +302,20 @@ func pidOf(name string) int {
 
 // alive says that a process of this number is there and is a head: a number can
 // come again.
-func alive(pid int) bool {
+func alive(pid int) bool { return runs(pid, "head") }
+
+// runs says that a process is there and is that part of Muster.
+func runs(pid int, part string) bool {
 	cmdline, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	words := strings.Split(string(cmdline), "\x00")
-	return err == nil && len(words) > 1 && words[1] == "head"
-}
-
-// sweep removes what heads that were killed, with all below them, left behind.
-func sweep(base string) {
-	for _, s := range all(base) {
-		if !alive(s.Pid) {
-			_ = os.RemoveAll(s.Dir)
-		}
-	}
+	return err == nil && len(words) > 1 && words[1] == part
 }
 
 // prune keeps the newest logs, and those of sessions that still run.
 func prune(logs string) {
 	names := stampedFolders(logs)
 	for _, name := range names[:max(0, len(names)-keptLogs)] {
-		if !alive(pidOf(name[stampLength:])) {
+		if !writing(logs, name) {
 			_ = os.RemoveAll(filepath.Join(logs, name))
 		}
 	}

@@ -94,7 +94,7 @@ func TestNewSweepsAndPrunes(t *testing.T) {
 		makeDir(t, filepath.Join(logs, fmt.Sprintf("202601%02d-000000-99999999-%d", i+1, i)))
 	}
 	makeDir(t, filepath.Join(logs, "mine"))
-	s, err := New()
+	s, err := New(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,10 +110,11 @@ func TestNewSweepsAndPrunes(t *testing.T) {
 		}
 	}
 	for _, past := range Ended() {
-		if past.Name == running {
-			t.Error("what runs is told as ended")
+		if past.Name == running || past.Name == s.Name {
+			t.Error("what runs is told as ended:", past.Name)
 		}
 	}
+	s.Close()
 	if ended := Ended(); len(ended) == 0 || filepath.Base(ended[0].LogDir) != filepath.Base(s.LogDir) {
 		t.Errorf("the newest comes first: %v", ended)
 	}
@@ -124,14 +125,14 @@ func TestNewSweepsAndPrunes(t *testing.T) {
 func TestBadFolders(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("MUSTER_DIR", dir+strings.Repeat("/long-name", 12))
-	if _, err := New(); err == nil || !strings.Contains(err.Error(), "too long to hold sockets, by") || !strings.Contains(err.Error(), "Set MUSTER_DIR") {
+	if _, err := New(0); err == nil || !strings.Contains(err.Error(), "too long to hold sockets, by") || !strings.Contains(err.Error(), "Set MUSTER_DIR") {
 		t.Error(err)
 	}
 	base := folder(t)
 	if err := os.Symlink(dir, base); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(); err == nil || !strings.Contains(err.Error(), "is not a folder of this user's") {
+	if _, err := New(0); err == nil || !strings.Contains(err.Error(), "is not a folder of this user's") {
 		t.Error(err)
 	}
 	makeDir(t, filepath.Join(dir, fmt.Sprintf("%d-0123456789ab", pretend(t))))

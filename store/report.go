@@ -3,6 +3,7 @@ package store
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -186,4 +187,35 @@ func secondsText(s float64) string {
 		return fmt.Sprintf("%.0f s", s)
 	}
 	return fmt.Sprintf("%.0f min", s/60)
+}
+
+// Back is what a head that comes back is told of the store: what there is, where
+// it lies (0: on disk, or not written to its end), and what is held.
+func (s *Store) Back() []wire.ObjectAt {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]wire.ObjectAt, 0, len(s.ledger.objects))
+	for id, o := range s.ledger.objects {
+		at := wire.ObjectAt{Object: id}
+		if o.state == sealed && o.segment != nil && !o.copying {
+			at.Segment = uint32(o.segment.id) //nolint:gosec // numbered from 1, as references have them
+		}
+		if o.held {
+			at.Held = 1
+		}
+		all = append(all, at)
+	}
+	slices.SortFunc(all, func(a, b wire.ObjectAt) int { return cmp.Compare(a.Object, b.Object) })
+	return all
+}
+
+// AskAgain tells a head that has come back which objects are about to be spilled:
+// the one before may not have heard it.
+func (s *Store) AskAgain() {
+	s.mu.Lock()
+	ids := slices.Sorted(maps.Keys(s.moved))
+	s.mu.Unlock()
+	for _, id := range ids {
+		s.opts.Moving(id)
+	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/session"
 )
 
 // killBound is how long a warden may take to see its agent's end to the end,
@@ -35,7 +36,7 @@ func (b *Backend) Adopt(_ context.Context, join backend.Join, handle backend.Han
 		watch.Close()
 		return nil, backend.ErrGone // the number is another's now
 	}
-	a := &adopted{name: join.Name, handle: handle, watch: watch, done: make(chan struct{})}
+	a := &adopted{name: join.Name, dir: join.Dir, handle: handle, watch: watch, done: make(chan struct{})}
 	a.output = filepath.Join(join.LogDir, fmt.Sprintf("agent-%d.log", join.Node))
 	if info, err := os.Stat(a.output); err == nil {
 		a.said = info.Size()
@@ -47,6 +48,7 @@ func (b *Backend) Adopt(_ context.Context, join backend.Join, handle backend.Han
 // adopted is a warden that another head started, and all below it.
 type adopted struct {
 	name   string
+	dir    string
 	handle backend.Handle
 	watch  *process.Watch
 	output string
@@ -59,6 +61,7 @@ type adopted struct {
 
 func (a *adopted) wait() {
 	<-a.watch.Done()
+	session.EndStrays(a.dir) // what a killed warden had falls to nobody here
 	info, err := os.Stat(a.output)
 	if complained := err == nil && info.Size() > a.said; complained || a.killed.Load() {
 		a.err = fmt.Errorf("the agent of %s ended%s", a.name, lastLine(a.output))

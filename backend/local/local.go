@@ -14,6 +14,7 @@ import (
 
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/session"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -75,7 +76,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 		defer output.Close()
 	}
 	child, err := b.reaper.Start(process.Command{
-		Path: b.binary, Args: []string{"muster", "warden"}, Env: os.Environ(),
+		Path: b.binary, Args: []string{"muster", "warden"}, Env: marked(join),
 		Files: []*os.File{nil, output, output, reader}, Session: true, Orphan: true,
 	})
 	if err != nil {
@@ -96,6 +97,11 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 		return nil, launchError(join, err)
 	}
 	return a, nil
+}
+
+// marked is this process's environment, and whose the warden is.
+func marked(join backend.Join) []string {
+	return append(os.Environ(), session.Mark+"="+session.MarkOf(join.Dir, join.Node))
 }
 
 func launchError(join backend.Join, err error) error {
