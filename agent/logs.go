@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	tailLines  = 20      // kept for the notice of a worker's end
+	tailLines  = 50      // kept for the notice of a worker's end
 	tailLine   = 4 << 10 // of each, at most this much
 	drainBound = 2 * time.Second
 )

@@ -38,6 +38,35 @@ func TestOOMKills(t *testing.T) {
 	}
 }
 
+func TestMemoryFigures(t *testing.T) {
+	meminfo := "MemTotal:       67108864 kB\nMemFree:  1 kB\nMemAvailable:    1048576 kB\n"
+	for name, c := range map[string]struct {
+		root fstest.MapFS
+		want string
+	}{
+		"version 2": {
+			files("proc/self/cgroup", "0::/a\n", "sys/fs/cgroup/a/memory.max", "8589934592\n", "sys/fs/cgroup/a/memory.current", "1073741824\n", "sys/fs/cgroup/a/memory.peak", "8589934592\n", "proc/meminfo", meminfo),
+			"limit of its cgroup 8.00 GiB, in use now 1.00 GiB, at most 8.00 GiB",
+		},
+		"seen from outside": {
+			files("proc/self/cgroup", "0::/docker/1\n", "sys/fs/cgroup/memory.max", "1610612736\n"),
+			"limit of its cgroup 1.50 GiB",
+		},
+		"version 1": {
+			files("proc/self/cgroup", "4:memory:/x\n0::/\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1073741824\n", "sys/fs/cgroup/memory/x/memory.usage_in_bytes", "536870912\n"),
+			"limit of its cgroup 1.00 GiB, in use now 0.50 GiB",
+		},
+		"no limit":  {files("proc/self/cgroup", "0::/\n", "sys/fs/cgroup/memory.max", "max\n", "proc/meminfo", meminfo), "memory of the machine 64.00 GiB, available now 1.00 GiB"},
+		"limit 1":   {files("proc/self/cgroup", "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n", "proc/meminfo", meminfo), "memory of the machine 64.00 GiB, available now 1.00 GiB"},
+		"nothing":   {files(), ""},
+		"malformed": {files("proc/self/cgroup", "rubbish\n", "proc/meminfo", "MemTotal: much\n"), ""},
+	} {
+		if got := memoryFigures(c.root); got != c.want {
+			t.Errorf("%s: got %q", name, got)
+		}
+	}
+}
+
 func TestOOMLedger(t *testing.T) {
 	root := files("proc/vmstat", "oom_kill 4\n")
 	l := newOOMLedger(root)

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"fmt"
 	"io/fs"
+	"math"
 	"path"
 	"strconv"
 	"strings"
@@ -89,3 +91,66 @@ func (l *oomLedger) settle() {
 		l.told = now
 	}
 }
+
+// figures tells how much memory there is and was, for people.
+func (l *oomLedger) figures() string { return memoryFigures(l.root) }
+
+// memoryFigures tells the limit of the cgroup that kills for lack of memory, what is
+// in use and what was at most, or the machine's where there is no limit; "" where
+// nothing is known.
+func memoryFigures(root fs.FS) string {
+	groups, _ := fs.ReadFile(root, "proc/self/cgroup")
+	for line := range strings.Lines(string(groups)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		base, names := "sys/fs/cgroup", [...]string{"memory.max", "memory.current", "memory.peak"}
+		switch {
+		case parts[0] == "0":
+		case parts[1] == "memory":
+			base, names = "sys/fs/cgroup/memory", [...]string{"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes"}
+		default:
+			continue
+		}
+		for at := path.Clean("/" + parts[2]); ; at = path.Dir(at) {
+			limit := number(root, path.Join(base, at, names[0]))
+			if limit > 0 && limit < math.MaxInt64&^4095 {
+				text := "limit of its cgroup " + gib(limit)
+				if used := number(root, path.Join(base, at, names[1])); used > 0 {
+					text += ", in use now " + gib(used)
+				}
+				if peak := number(root, path.Join(base, at, names[2])); peak > 0 {
+					text += ", at most " + gib(peak)
+				}
+				return text
+			}
+			if at == "/" {
+				break
+			}
+		}
+	}
+	meminfo, _ := fs.ReadFile(root, "proc/meminfo")
+	total, known := kilobytes(string(meminfo), "MemTotal:")
+	if !known {
+		return ""
+	}
+	text := "memory of the machine " + gib(total)
+	if free, ok := kilobytes(string(meminfo), "MemAvailable:"); ok {
+		text += ", available now " + gib(free)
+	}
+	return text
+}
+
+// kilobytes reads "name value kB" from lines of such.
+func kilobytes(text, name string) (uint64, bool) {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == name {
+			n, err := strconv.ParseUint(fields[1], 10, 64)
+			return n << 10, err == nil
+		}
+	}
+	return 0, false
+}
+
+func gib(n uint64) string { return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30)) }

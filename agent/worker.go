@@ -228,11 +228,15 @@ func (a *agent) watch(w *worker, child *process.Child) {
 		_ = control.conn.Close()
 	}
 	oom := exit.Signal == "SIGKILL" && !asked && a.oom.take()
+	memory := ""
+	if oom {
+		memory = a.oom.figures()
+	}
 	left := a.clear()
 	output.drain()
 	notice := &wire.Exited{
 		Worker: w.start.Number, Pid: child.Pid(), Code: exit.Code, Signal: exit.Signal,
-		OOM: oom, Asked: asked, Logs: output.last(), Why: exitReason(exit, oom, asked, why, left),
+		OOM: oom, Asked: asked, Logs: output.last(), Why: exitReason(exit, oom, memory, asked, why, left),
 	}
 	a.ended(w, notice) // before it is told: the head may use the number again then
 	a.out.flush(func() { a.tellExit(notice) })
@@ -240,11 +244,14 @@ func (a *agent) watch(w *worker, child *process.Child) {
 }
 
 // exitReason tells an end in words.
-func exitReason(exit process.Exit, oom, asked bool, why string, left error) string {
+func exitReason(exit process.Exit, oom bool, memory string, asked bool, why string, left error) string {
 	reason := exit.String()
 	switch {
 	case oom:
-		reason += " by the kernel for lack of memory (OOM): give the node or its cgroup more memory, or run fewer workers on it"
+		if memory != "" {
+			memory = "; " + memory
+		}
+		reason += " by the kernel for lack of memory (OOM" + memory + "): give the node or its cgroup more memory, or run fewer workers on it"
 	case asked && why != "":
 		reason += " (" + why + ")"
 	case exit.Signal == "SIGKILL":
