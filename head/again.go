@@ -48,7 +48,7 @@ func (h *Head) sendAgainLocked(c *call.Call, leg int, p *pending, b *batch) {
 	v, flags := p.legAgain(c, leg)
 	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
 	h.lentLocked(lease.Worker(w.Number), v.Bufs)
-	b.queue(w.port, wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: flags}, b.scratch, v.Raw, v.Bufs)
+	w.sendLocked(c, leg, wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: flags}, &v, b)
 }
 
 // begunLocked keeps what ranks were initialized with, of a call that succeeded or,

@@ -150,15 +150,13 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 		hd.Flags |= wire.FlagError
 		v = wire.Value{Raw: wire.AppendError(nil, err)}
 	}
-	p.caller.answerLocked(hd, v.Raw, v.Bufs, b)
+	p.unread++
+	p.caller.answerLocked(c, hd, v.Raw, v.Bufs, b)
 	if !c.Wanted() || c.State != call.Answered {
 		return
 	}
 	if op.Do == call.Answer {
 		c.Value = &call.Result{Body: bytes.Clone(v.Raw), Bufs: v.Bufs, Err: err}
-	}
-	if c.Keep {
-		p.caller.kept = append(p.caller.kept, keeper{c, p.caller.answers})
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync"
 
-	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -26,16 +25,9 @@ type caller struct {
 	cancel context.CancelFunc
 	busy   sync.WaitGroup // requests being worked on
 
-	bytes   int      // of arguments of its unanswered calls
-	answers uint32   // Answer frames sent so far
-	kept    []keeper // results held until acknowledged, oldest first
-	route   route    // reused by its one reader
-}
-
-// keeper is a result that its caller may still pass on as an argument.
-type keeper struct {
-	call *call.Call
-	seq  uint32 // the number of the Answer that carried it
+	bytes   int // of arguments of its unanswered calls
+	answers keeping
+	route   route // reused by its one reader
 }
 
 // addCaller registers a controller. Called with mu held.

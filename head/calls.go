@@ -36,6 +36,7 @@ type pending struct {
 	timer   *time.Timer
 	reports map[int]spec.RankInfo // places that ranks told as of this call
 	layout  *spec.Error           // what is wrong with them
+	unread  int                   // Answers that its caller has not acknowledged
 	watch   watched
 }
 
@@ -199,12 +200,12 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 // failLocked answers a call that never came to be.
 func (c *caller) failLocked(id uint64, e *spec.Error, b *batch) {
 	// Without flag Rank it is the answer of a Split call for every rank.
-	c.answerLocked(wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError, ID: id}, wire.AppendError(nil, e), nil, b)
+	c.answerLocked(nil, wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError, ID: id}, wire.AppendError(nil, e), nil, b)
 }
 
-// answerLocked queues an Answer and counts it.
-func (c *caller) answerLocked(hd wire.Header, body []byte, bufs []wire.Buf, b *batch) {
-	c.answers++
+// answerLocked queues an Answer and keeps it.
+func (c *caller) answerLocked(of *call.Call, hd wire.Header, body []byte, bufs []wire.Buf, b *batch) {
+	c.answers.add(of, hd, body, bufs)
 	if to := c.holder(); to != 0 {
 		c.h.sentLocked(to, bufs)
 	}
@@ -217,15 +218,6 @@ func (c *caller) acked(ack uint32, b *batch) {
 	defer c.h.mu.Unlock()
 	c.ackLocked(ack, b)
 	c.h.tellStoresLocked(b)
-}
-
-// ackLocked drops kept results that the caller has read.
-func (c *caller) ackLocked(ack uint32, b *batch) {
-	for len(c.kept) > 0 && int32(ack-c.kept[0].seq) >= 0 { //nolint:gosec // sequence arithmetic
-		done := c.kept[0].call
-		c.kept = c.kept[1:]
-		c.h.ordersLocked(c.h.table.Acked(done), b)
-	}
 }
 
 // throttleLocked waits while the caller is over its limits. A relayed caller
@@ -285,6 +277,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 			h.cancelLegLocked(op.Call, op.Leg, true, b)
 		case call.Stacks:
 			go h.expired(op.Call)
+		case call.Release:
+			p.cluster.workers[op.Call.Legs[op.Leg].Worker.Rank].releaseLocked(b)
 		case call.Forget:
 			h.leases.End(lease.Call(uint64(op.Call.ID)))
 		}

@@ -35,8 +35,8 @@ type cluster struct {
 	up           bool
 	master       placement.Master
 
-	direct []port // where a broadcast goes: workers with connections of their own,
-	fans   []fan  // and those behind agents
+	direct []*worker // where a broadcast goes: those with connections of their own,
+	fans   []fan     // and those behind agents
 
 	recovery        // of ranks that die
 	toldOthers bool // what the others did when one died; once, until it is replaced

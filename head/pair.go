@@ -96,11 +96,10 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 		h.ordersLocked(h.table.Refuse(c, err), b)
 		return
 	}
-	c.Legs[leg].Out = true
 	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
 	head := wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: muted(p.wanted(c), leg)}
 	h.lentLocked(lease.Worker(c.Legs[leg].Worker.Number), part.Bufs)
-	b.queue(p.cluster.workers[c.Legs[leg].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
+	p.cluster.workers[c.Legs[leg].Worker.Rank].sendLocked(c, leg, head, part, b)
 	for i := range c.Legs {
 		if !c.Legs[i].Out && !c.Legs[i].Done {
 			return

@@ -32,7 +32,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 			part := &p.parts[p.plan.Leg(i).Part]
 			head.Flags = muted(wanted, i)
 			h.lentLocked(lease.Worker(c.Legs[i].Worker.Number), part.Bufs)
-			b.queue(p.cluster.workers[c.Legs[i].Worker.Rank].port, head, b.scratch, part.Raw, part.Bufs)
+			p.cluster.workers[c.Legs[i].Worker.Rank].sendLocked(c, i, head, part, b)
 		}
 	}
 	p.spent()
@@ -47,19 +47,23 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 	}
 	wanted := p.wanted(c)
 	if c.Ranks == nil && wanted == nil && len(c.Legs) > 1 {
+		for i := range c.Legs {
+			c.Sent(i)
+		}
 		p.cluster.broadcastLocked(head, v, b)
 		return
 	}
 	var nodes []*node // that relay to some of the legs
 	for i := range c.Legs {
-		to := p.cluster.workers[c.Legs[i].Worker.Rank].port
+		w := p.cluster.workers[c.Legs[i].Worker.Rank]
 		mute := muted(wanted, i)
-		l, ok := to.(*link)
+		l, ok := w.port.(*link)
 		if !ok || len(c.Legs) == 1 {
 			head.Flags = wire.FlagCast | mute
-			b.queue(to, head, b.scratch, v.Raw, v.Bufs)
+			w.sendLocked(c, i, head, &v, b)
 			continue
 		}
+		c.Sent(i)
 		cast := &l.node.cast
 		if len(cast[0])+len(cast[1]) == 0 {
 			nodes = append(nodes, l.node)
@@ -82,6 +86,16 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 	}
 }
 
+// sendLocked queues a leg for w alone. While it is away nothing is queued: it will
+// say that it has not got it.
+func (w *worker) sendLocked(c *call.Call, leg int, head wire.Header, v *wire.Value, b *batch) {
+	c.Sent(leg)
+	if w.port != nil {
+		head.Ack = w.Mark()
+		b.queue(w.port, head, b.scratch, v.Raw, v.Bufs)
+	}
+}
+
 // broadcastLocked sends the same bytes to every rank. Where they are is found
 // out once: it does not change but when ranks are replaced.
 func (cl *cluster) broadcastLocked(head wire.Header, v wire.Value, b *batch) {
@@ -90,8 +104,8 @@ func (cl *cluster) broadcastLocked(head wire.Header, v wire.Value, b *batch) {
 		for _, w := range cl.workers {
 			if l, ok := w.port.(*link); ok {
 				relayed[l.conn] = append(relayed[l.conn], l.peer)
-			} else {
-				cl.direct = append(cl.direct, w.port)
+			} else if w.port != nil {
+				cl.direct = append(cl.direct, w)
 			}
 		}
 		for conn, peers := range relayed {
@@ -100,11 +114,13 @@ func (cl *cluster) broadcastLocked(head wire.Header, v wire.Value, b *batch) {
 	}
 	head.Flags = wire.FlagCast
 	for _, to := range cl.direct {
-		b.queue(to, head, b.scratch, v.Raw, v.Bufs)
+		head.Ack = to.Mark()
+		b.queue(to.port, head, b.scratch, v.Raw, v.Bufs)
 	}
 	if len(cl.fans) == 0 {
 		return
 	}
+	head.Ack = 0
 	frame := wire.Bytes(wholeFrame(head, b.scratch, v.Raw, v.Bufs))
 	for _, to := range cl.fans {
 		b.queue(to.conn, wire.Header{Kind: wire.KindFanout}, nil, to.peers, frame)
