@@ -90,13 +90,15 @@ func clearBase(base string, late bool, told func(string)) (waiting bool) {
 // abandoned says that a session has neither a head nor an owner.
 func (s Session) abandoned() bool {
 	path := filepath.Join(s.Dir, headLock)
-	if info, err := os.Lstat(path); err != nil {
+	info, err := os.Lstat(path)
+	if err != nil {
 		return !alive(s.Pid) // of a head that has not got that far
-	} else if r := readRecord(path); !r.here() {
-		return !held(path) && time.Since(info.ModTime()) > foreignAge
-	} else {
-		return !held(path) && !lives(r.owner)
 	}
+	r := readRecord(path)
+	if !r.here() {
+		return !held(path) && time.Since(info.ModTime()) > foreignAge
+	}
+	return !held(path) && !lives(r.owner)
 }
 
 // EndStrays ends what the session in dir has left that no warden looks after.

@@ -1,45 +1,88 @@
 package session
 
 import (
+	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
 
-// TestMain is also a process that looks like a head: one whose first argument
-// says so, and that ends with its input.
+// TestMain is also the processes that these tests look at, by its first argument:
+// one that only looks like a head, one that has a session as a head does, a
+// warden with a child below it, and one that just is there. They end with their
+// input, and say a line when they are up.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "head" {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
+		switch os.Args[1] {
+		case "session":
+			owner, _ := strconv.Atoi(os.Args[2])
+			s, err := New(owner)
+			fmt.Println(s.Name, err)
+		case "warden":
+			_, err := HoldNode(os.Args[2], 0)
+			child := exec.Command("/proc/self/exe", "idle")
+			input, _ := child.StdinPipe()
+			_ = child.Start()
+			defer input.Close()
+			fmt.Println(child.Process.Pid, err)
+		default:
+			fmt.Println("up")
+		}
 		_, _ = os.Stdin.Read(make([]byte, 1))
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// pretend starts a process that looks like a head.
-func pretend(t *testing.T) int {
+// played is one of those.
+type played struct {
+	*exec.Cmd
+	said string
+}
+
+func play(t *testing.T, env []string, args ...string) played {
 	t.Helper()
-	self, err := os.Executable()
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Args[0] = "muster"
+	cmd.Env = append(os.Environ(), env...)
+	input, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(self, "head")
-	input, err := cmd.StdinPipe()
+	output, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	p := played{Cmd: cmd}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // at once: the race detector lingers at an orderly exit
+		p.kill() // at once: the race detector lingers at an orderly exit
 		input.Close()
-		_ = cmd.Wait()
 	})
-	return cmd.Process.Pid
+	said, err := bufio.NewReader(output).ReadString('\n')
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	p.said, _, _ = strings.Cut(strings.TrimSpace(said), " ")
+	return p
+}
+
+// kill ends it as nothing else does, and waits until it is gone.
+func (p played) kill() {
+	_ = p.Process.Kill()
+	_ = p.Wait()
+}
+
+// pretend starts a process that looks like a head.
+func pretend(t *testing.T) int {
+	t.Helper()
+	return play(t, nil, "head").Process.Pid
 }
 
 // folder makes MUSTER_DIR and returns the place in it.

@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -43,6 +44,7 @@ func Run(t *testing.T, kit Kit) {
 		{"kill ends an agent that has not joined", killEndsEarly},
 		{"launch heeds its context", launchHeedsContext},
 		{"agents end with their owner", agentsEndWithOwner},
+		{"agents can be taken over", agentsAreAdopted},
 	} {
 		if kit.Owner == nil && c.name == "agents end with their owner" {
 			continue // this backend's agents watch none
@@ -314,4 +316,46 @@ func agentsEndWithOwner(t *testing.T, kit Kit) {
 		t.Errorf("an orderly end with %v", err)
 	}
 	s.noSockets()
+}
+
+func agentsAreAdopted(t *testing.T, kit Kit) {
+	s := newStage(t, kit)
+	doomed, leaving := s.launch(s.join(0)), s.launch(s.join(1))
+	conns := map[int]*wire.Conn{}
+	for range 2 {
+		conn, hello := s.accept()
+		wire.Accept(conn, wire.Welcome{})
+		conns[hello.Node.Index] = conn
+	}
+	adopt := func(node int, agent backend.Agent) backend.Agent {
+		t.Helper()
+		taken, err := s.backend.Adopt(context.Background(), s.join(node), agent.Handle())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if taken.Handle() != agent.Handle() {
+			t.Errorf("%v was taken over as %v", agent.Handle(), taken.Handle())
+		}
+		return taken
+	}
+	killed, left := adopt(0, doomed), adopt(1, leaving)
+	for range 3 {
+		go killed.Kill()
+	}
+	s.ends(killed)
+	s.ends(doomed)
+	if killed.Err() == nil {
+		t.Error("killed without an error")
+	}
+	_ = conns[1].Close()
+	s.ends(left)
+	if err := left.Err(); err != nil {
+		t.Errorf("an orderly end with %v", err)
+	}
+	s.noSockets()
+	for node, agent := range []backend.Agent{doomed, leaving} {
+		if _, err := s.backend.Adopt(context.Background(), s.join(node), agent.Handle()); !errors.Is(err, backend.ErrGone) {
+			t.Errorf("node %d, which is gone: %v", node, err)
+		}
+	}
 }
