@@ -9,6 +9,7 @@
 //	process, or comes with a call           in it; the call, once
 //	Release                                 -n, never below 0
 //	End of a process or a call              all of its counts are 0
+//	Replace                                 what the holder says, when it is back
 //	Lend                                    none: as long as it has a count, the
 //	                                        holder may read the object where it lies
 //

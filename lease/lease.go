@@ -194,3 +194,75 @@ func (t *Table) Holders(o Object) []Share {
 	slices.SortFunc(shares, func(a, b Share) int { return cmp.Compare(a.Holder, b.Holder) })
 	return shares
 }
+
+// Replace sets the counts of a holder to what it says that it has.
+func (t *Table) Replace(h Holder, counts map[Object]int) {
+	t.Raise(h, counts)
+	var rest []Object
+	for o, s := range t.holders[h] {
+		switch n := counts[o]; {
+		case n <= 0:
+			rest = append(rest, o)
+		case n < s.count:
+			s.count = n
+			t.holders[h][o] = s
+		}
+	}
+	slices.Sort(rest)
+	for _, o := range rest {
+		t.Release(h, o, t.holders[h][o].count)
+	}
+}
+
+// Raise sets the counts of a holder to at least these.
+func (t *Table) Raise(h Holder, counts map[Object]int) {
+	objects := make([]Object, 0, len(counts))
+	for o := range counts {
+		objects = append(objects, o)
+	}
+	slices.Sort(objects) // the same events give the same orders
+	for _, o := range objects {
+		n := counts[o]
+		if n <= t.holders[h][o].count {
+			continue
+		}
+		t.Once(h, o)
+		s := t.holders[h][o]
+		s.count = n
+		t.holders[h][o] = s
+	}
+}
+
+// Assume takes it that a holder was lent all that it has: another head has done
+// so, or not. Only the end of that is told.
+func (t *Table) Assume(h Holder) {
+	for o, s := range t.holders[h] {
+		s.lent = true
+		t.holders[h][o] = s
+	}
+}
+
+// Has says that somebody knows of an object.
+func (t *Table) Has(o Object) bool { return t.objects[o] != nil }
+
+// On lists what somebody knows of on one node, and who was lent it: all that its
+// store was ever told and still has to know.
+func (t *Table) On(node int) (objects []Object, lent []Lent) {
+	for o := range t.objects {
+		if o.Node() == node {
+			objects = append(objects, o)
+		}
+	}
+	for h, held := range t.holders {
+		for o, s := range held {
+			if s.lent && o.Node() == node {
+				lent = append(lent, Lent{Object: o, Holder: h})
+			}
+		}
+	}
+	slices.Sort(objects)
+	slices.SortFunc(lent, func(a, b Lent) int {
+		return cmp.Or(cmp.Compare(a.Object, b.Object), cmp.Compare(a.Holder, b.Holder))
+	})
+	return objects, lent
+}

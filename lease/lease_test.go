@@ -133,3 +133,38 @@ func TestLoans(t *testing.T) {
 		t.Errorf("%v, %v", lent, freed)
 	}
 }
+
+// What a holder that comes back says that it has takes the place of its counts;
+// nothing is freed that it still knows of.
+func TestReplace(t *testing.T) {
+	var table Table
+	a := Worker(1)
+	table.Add(a, 7)
+	table.Add(a, 7)
+	table.Add(a, 8)
+	table.Add(Worker(2), 8)
+	table.Place(7, 40)
+	table.Lend(a, 7)
+	table.Changes()
+	table.Replace(a, map[Object]int{7: 1, 9: 3})
+	if fresh, lent, freed := table.Changes(); !slices.Equal(fresh, []Object{9}) || len(lent) != 0 || len(freed) != 0 {
+		t.Errorf("%v, %v, %v", fresh, lent, freed)
+	}
+	if got := table.Holders(9); !slices.Equal(got, []Share{{a, 3}}) {
+		t.Errorf("%v", got)
+	}
+	if table.Raise(a, map[Object]int{9: 1, 7: 2}); !table.Release(a, 7, 2) || !table.Release(a, 9, 3) {
+		t.Error("raised by too much, or too little")
+	}
+	if _, lent, freed := table.Changes(); !slices.Equal(lent, []Lent{{7, a, true}}) || !slices.Equal(freed, []Object{7, 9}) {
+		t.Errorf("%v, %v", lent, freed)
+	}
+	table.Add(a, 5<<48|1)
+	table.Assume(a)
+	if objects, lent := table.On(5); !slices.Equal(objects, []Object{5<<48 | 1}) || !slices.Equal(lent, []Lent{{5<<48 | 1, a, false}}) {
+		t.Errorf("%v, %v", objects, lent)
+	}
+	if table.Replace(a, nil); table.Len() != 1 || !table.Has(8) {
+		t.Errorf("%d objects are left", table.Len())
+	}
+}
