@@ -129,6 +129,7 @@ func (h *Head) restart(r *restart, wait time.Duration) {
 		h.mu.Unlock()
 		b.flush()
 		if !ok {
+			_ = h.endWorkers(r, 0) // nobody will call them
 			return
 		}
 		wait = next
@@ -152,7 +153,7 @@ func (h *Head) giveUpLocked(r *restart, last *spec.Error, count int, b *batch) {
 		h.ordersLocked(h.table.WorkerLost(r.cl.Workers[rank], &e), b)
 	}
 	h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed, %s: %s", ranksText(r.ranks), r.cl.used(count), firstLine(last.Message)))
-	h.progressLocked(r.cl.progress("could not be restarted", true))
+	h.progressLocked(wire.Progress{Subject: "cluster " + r.cl.Name, Doing: ranksText(r.ranks) + " could not be restarted", Final: true})
 }
 
 // attempt gives each rank a new process, has it initialize again, and puts it in

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -212,7 +213,8 @@ func TestRestartFails(t *testing.T) {
 			t.Errorf("it is about %+v", e)
 		}
 	}
-	// The other rank lives on.
+	// What is left of the tries is ended, and the other rank lives on.
+	eventually(t, "the end of the last try", func() bool { return r.fake.Agent(0).Live() == 1 })
 	one := r.owner.send(callee{cluster: info.Number, method: "all", how: 2, ranks: []int{1}}, args())
 	for l := within(t, legs, "leg"); ; l = within(t, legs, "leg") {
 		if l.Method == "all" { // what was sent before was cancelled
@@ -226,6 +228,31 @@ func TestRestartFails(t *testing.T) {
 	if len(broken) != 2 {
 		t.Errorf("%d tries", len(broken))
 	}
+}
+
+// A process whose initialize raises again and again is not left behind.
+func TestRestartGivesUpOnInitialize(t *testing.T) {
+	legs, begun, script := lifeOf()
+	answer := script.Answer
+	var count atomic.Int32
+	script.Answer = func(l *fake.Leg) {
+		if l.Method == "initialize" && count.Add(1) > 2 {
+			l.Raise(&spec.Error{Code: spec.CodeUser, Message: "no room", Traceback: "line 7", Rank: -1})
+			return
+		}
+		answer(l)
+	}
+	r := newRig(t, setup{virtual: "1x0", script: script})
+	info, err := r.create(r.owner, r.pool(0, 1), "a", 2, restarting("restart_cluster", 2))
+	must(t, err)
+	r.owner.value(r.owner.send(callee{cluster: info.Number, method: "initialize"}, args([]any{1, 2})))
+	take(t, begun, 2)
+	id := r.owner.send(callee{cluster: info.Number, method: "again"}, args())
+	out := take(t, legs, 2)
+	out[1].Worker.Die(wire.Exited{Signal: "SIGKILL"})
+	r.owner.fails(id, spec.CodeWorkerDied, "a-1 on node-0", "SIGKILL", "restarting ranks 0-1 failed", "no room", "line 7")
+	eventually(t, "the end of the last try", func() bool { return r.fake.Agent(0).Live() == 0 })
+	r.owner.fails(r.owner.send(callee{cluster: info.Number, method: "all", how: 2, ranks: []int{0}}, args()), spec.CodeWorkerDied, "a-1", "no room")
 }
 
 func TestRestartReplaysFail(t *testing.T) {
