@@ -50,10 +50,13 @@ func (w *worker) stack() (string, []spec.Frame) {
 	w.dumping.Lock()
 	defer w.dumping.Unlock()
 	w.mu.Lock()
-	child, control := w.child, w.control
+	child, control, zygote := w.child, w.control, w.zygote
 	w.mu.Unlock()
-	if child == nil {
-		return "it has no process yet: it waits for its zygote or its interpreter", nil
+	switch {
+	case child == nil && zygote != nil:
+		return "it has no process yet: " + zygote.doing(), nil
+	case child == nil:
+		return "it has no process yet: it waits for its interpreter", nil
 	}
 	pid := child.Pid()
 	switch entry, _ := process.Read(pid); {

@@ -38,8 +38,9 @@ type worker struct {
 	gone     chan struct{} // closed when nothing of it is left and that was told
 
 	mu      sync.Mutex
-	asked   bool   // someone asked for its end
-	why     string // and said this
+	asked   bool    // someone asked for its end
+	why     string  // and said this
+	zygote  *zygote // that it is to be forked from
 	child   *process.Child
 	control *control
 	output  *stream
@@ -142,9 +143,10 @@ func (a *agent) makeProcess(w *worker, req *wire.Start, message fork, output *os
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-z.ready:
-	case <-w.stopping:
+	w.mu.Lock()
+	w.zygote = z
+	w.mu.Unlock()
+	if !a.zygotes.wait(z, w.stopping) {
 		return nil, a.stopped(w)
 	}
 	switch {
@@ -155,7 +157,7 @@ func (a *agent) makeProcess(w *worker, req *wire.Start, message fork, output *os
 		z.tellOnce.Do(func() { a.zygotes.tellUnsafe(z) })
 		return a.spawn(w, req, message, output)
 	}
-	return z.fork(message, output)
+	return z.fork(message, output, w.stopping)
 }
 
 // spawn starts an interpreter for this worker alone, or the program that it is.

@@ -21,9 +21,9 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-// forkBound is how long a zygote may take to fork: a fork takes milliseconds,
-// so this one is stuck.
-const forkBound = 60 * time.Second
+// forkPatience is how long a zygote may still take to fork a worker whose start
+// was given up. A fork takes milliseconds, so one that takes longer is stuck.
+const forkPatience = time.Second
 
 // line is the socket pair to a Python process that the agent started: requests
 // go out, each with a descriptor if it has one, and answers come back in any
@@ -157,8 +157,36 @@ type zygote struct {
 	why      string
 	tellOnce sync.Once // of why, to the user
 
+	waiting int // workers that wait until it is ready; under the lock of zygotes
+
 	gone chan struct{} // closed when it has ended and its forks have failed
 }
+
+// doing says what keeps the zygote from making a worker, and of which process
+// that is said.
+func (z *zygote) doing() string {
+	pid := z.child.Pid()
+	entry, _ := process.Read(pid)
+	what := "has not forked it yet"
+	select {
+	case <-z.ready:
+	default:
+		what = "is still starting"
+		if title, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
+			if module, ok := strings.CutPrefix(string(title), importing); ok {
+				module, _, _ = strings.Cut(module, "\x00")
+				what = "is importing " + strings.ToValidUTF8(module, "?") + " (preload)"
+			}
+		}
+	}
+	if entry.State == 'T' {
+		what += " and is stopped (SIGSTOP)"
+	}
+	return fmt.Sprintf("its zygote %s (%s, %s)", what, describe(pid), z.runtime.Python)
+}
+
+// importing is how the title of a zygote begins that imports what it preloads.
+const importing = "muster zygote: importing "
 
 // pythonArgs is the start line of a process of the runtime. The padding is room
 // for the title that it gives itself.
@@ -239,9 +267,10 @@ func (z *zygote) preloads() string {
 	return " (preload: " + strings.Join(z.runtime.Preload, ", ") + ")"
 }
 
-// fork has the zygote make a worker. The reaper is held while that is under
-// way, for a worker that is not announced yet looks like a left-over.
-func (z *zygote) fork(m fork, output *os.File) (*process.Child, error) {
+// fork has the zygote make a worker, unless stopping is closed before. The reaper
+// is held while that is under way, for a worker that is not announced yet looks
+// like a left-over.
+func (z *zygote) fork(m fork, output *os.File, stopping <-chan struct{}) (*process.Child, error) {
 	release := z.reaper.Hold()
 	defer release()
 	doing := "while it was forking " + m.worker.Name
@@ -250,15 +279,19 @@ func (z *zygote) fork(m fork, output *os.File) (*process.Child, error) {
 		release() // or its end would wait for us
 		return nil, z.lost(doing)
 	}
-	timer := time.NewTimer(forkBound)
-	defer timer.Stop()
 	var a lineAnswer
 	select {
 	case a = <-answers:
-	case <-timer.C:
-		z.kill()
-		return nil, spec.Errorf(spec.CodeStartup, "the zygote of node %s (pid %d) did not fork %s within %v and was killed: start the cluster again, or use start=\"spawn\"%s",
-			z.node, z.child.Pid(), m.worker.Name, forkBound, z.preloads())
+	case <-stopping:
+		timer := time.NewTimer(forkPatience)
+		defer timer.Stop()
+		select {
+		case a = <-answers:
+		case <-timer.C:
+			z.kill()
+			return nil, spec.Errorf(spec.CodeStartup, "the zygote of node %s (pid %d) did not fork %s until its start was given up, and was killed: start the cluster again, or use start=\"spawn\"%s",
+				z.node, z.child.Pid(), m.worker.Name, z.preloads())
+		}
 	}
 	var told *spec.Error
 	switch {

@@ -56,6 +56,36 @@ func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) 
 	return z, nil
 }
 
+// wait is until the zygote has loaded; false where stopping is closed before. A
+// zygote that a start was given up for is not used again, and is killed when
+// nobody else waits for it: it may never be ready.
+func (zs *zygotes) wait(z *zygote, stopping <-chan struct{}) bool {
+	zs.mu.Lock()
+	z.waiting++
+	zs.mu.Unlock()
+	loaded := true
+	select {
+	case <-z.ready:
+	case <-stopping:
+		loaded = false
+	}
+	zs.mu.Lock()
+	defer zs.mu.Unlock()
+	z.waiting--
+	if loaded {
+		return true
+	}
+	for key, other := range zs.byKey {
+		if other == z {
+			delete(zs.byKey, key)
+		}
+	}
+	if z.waiting == 0 {
+		z.kill()
+	}
+	return false
+}
+
 func (zs *zygotes) start(rt spec.Runtime, env map[string]string) (*zygote, error) {
 	path := filepath.Join(zs.logDir, "zygote-"+fileName(zs.node)+".log")
 	output, writer, err := openStream(zs.out, path, 0, "zygote")

@@ -125,7 +125,7 @@ func New(owner int) (Session, error) {
 	}
 	if err := os.MkdirAll(s.LogDir, 0o700); err != nil {
 		_ = os.Remove(s.Dir)
-		return Session{}, fmt.Errorf("cannot make the folder for logs: %w", err)
+		return Session{}, fmt.Errorf("cannot make the folder for logs: %w. Set MUSTER_LOG_DIR to a folder that you can write to", err)
 	}
 	if err := s.hold(owner); err != nil {
 		_ = os.RemoveAll(s.Dir)

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .board import Refusal
@@ -48,10 +48,12 @@ def set_environment(env: Mapping[str, str]) -> None:
         time.tzset()
 
 
-def preload(modules: Sequence[str]) -> str:
+def preload(modules: Sequence[str], telling: Callable[[str], None] | None = None) -> str:
     """Import modules; return why the process must not be forked now, or ""."""
     why = ""
     for module in modules:
+        if telling is not None:
+            telling(module)
         try:
             importlib.import_module(module)
         except BaseException as error:  # sys.exit in a module must not end a zygote unheard

@@ -22,6 +22,7 @@ from . import interpreter, title
 from .board import Refusal
 from .orders import Order, OrderSocket
 
+_TITLE = "muster zygote"
 _PID = struct.Struct("<i")
 #: How many workers one process between forks: a second fork for each would cost
 #: more than the rest of it, and the first of them waits for the last.
@@ -30,7 +31,7 @@ _BATCH = 8
 
 def main() -> None:
     """Serve the agent; in a forked child: be a worker."""
-    title.set_title("muster zygote")
+    title.set_title(_TITLE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's
     # Python 3.12 warns of fork beside native threads. The ones of an import are
     # harmless, and preloads that do more are found out by not_fork_safe.
@@ -171,12 +172,18 @@ def load(runtime: dict[str, Any], warm: bool) -> dict[str, Any]:
     why = ""
     if warm:
         _warm_up()
-        why = interpreter.preload(runtime.get("preload") or ())
+        why = interpreter.preload(runtime.get("preload") or (), _importing)
+        title.set_title(_TITLE)
         # Objects of the zygote are then never visited by the workers' collectors,
         # so the pages they lie on stay shared.
         gc.collect()
         gc.freeze()
     return {"fork_safe": not why, "why": why, "pid": os.getpid()}
+
+
+def _importing(module: str) -> None:
+    """Show what is imported: the agent tells it to whoever waits for it in vain."""
+    title.set_title(f"{_TITLE}: importing {module}")
 
 
 def _warm_up() -> None:
