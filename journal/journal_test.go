@@ -1,11 +1,15 @@
 package journal
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -52,6 +56,78 @@ func put(j *Journal, s *State) {
 		rest = append(rest, &s.Clusters[i])
 	}
 	j.Put(rest...)
+}
+
+// TestMain is also a head that writes until it is killed: a record, then a line
+// that says so.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "write" {
+		j, err := Create(os.Args[2], func(err error) { panic(err) })
+		if err != nil {
+			panic(err)
+		}
+		j.Put(&Meta{Session: "1-a"})
+		for n := uint32(1); ; n++ {
+			j.Put(&Caller{Number: n}, &Cluster{Number: n, Spec: spec.Cluster{Config: make([]byte, n%5000)}})
+			if n > 10 {
+				j.Delete(&Cluster{Number: n - 10})
+			}
+			fmt.Println(n)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// Whatever was written is there for the next, in whatever moment it was killed.
+func TestKilledWhileWriting(t *testing.T) {
+	for round := range 8 {
+		dir := t.TempDir()
+		cmd := exec.Command("/proc/self/exe", "write", dir)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines, last := bufio.NewScanner(out), ""
+		for lines.Scan() {
+			if last = lines.Text(); last == strconv.Itoa(20+17*round) {
+				_ = cmd.Process.Kill() // and read what it had said
+			}
+		}
+		_ = cmd.Wait()
+		said, err := strconv.Atoi(last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, got, err := Open(dir, nil)
+		if err != nil {
+			t.Fatalf("killed after %d: %v", said, err)
+		}
+		if n := len(got.Callers); n < said || n > said+1 {
+			t.Errorf("%d were written, %d are there", said, n)
+		}
+		if n := len(got.Clusters); n < 10 || n > 11 {
+			t.Errorf("%d clusters are there, of 10", n)
+		}
+		closed(t, j)
+	}
+}
+
+func BenchmarkPut(b *testing.B) {
+	j, err := Create(b.TempDir(), nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := records()
+	put(j, &s)
+	for b.Loop() {
+		j.Put(&s.Clusters[0])
+	}
+	if err := j.Close(); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func create(t *testing.T, dir string) *Journal {
