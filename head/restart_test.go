@@ -403,3 +403,41 @@ func TestEndsDuringRestart(t *testing.T) {
 	same(t, methods, "[a-0 a-1]")
 	same(t, r.owner.value(next), "[1 1]")
 }
+
+// What a cluster was initialized with stays in the stores for the next process of a
+// rank, until it is initialized otherwise or ends.
+func TestRestartKeepsObjects(t *testing.T) {
+	both(t, func(t *testing.T, relay string) {
+		legs, begun, script := lifeOf()
+		r, told := stored(t, "1x0"+relay, script)
+		info, err := r.create(r.owner, r.pool(0, 1), "a", 2, restarting("restart_worker", 3))
+		must(t, err)
+		c, to := r.owner, callee{cluster: info.Number, method: "initialize", how: 1}
+		initialize := func(n uint64) {
+			t.Helper()
+			id := c.sendBufs(to, args(raw(array)), object(0, n))
+			for _, l := range take(t, begun, 2) {
+				release(l.Worker, 0, n, 1)
+			}
+			c.value(id)
+			c.release(0, n, 1)
+		}
+		initialize(1)
+		tells(t, told, "0 hold 1")
+		id := c.send(callee{cluster: info.Number, method: "again"}, args())
+		out := take(t, legs, 2)
+		out[0].Return([]byte{0})
+		out[1].Worker.Die(wire.Exited{Signal: "SIGKILL"})
+		again := within(t, begun, "initialize")
+		if ref, ok := again.Bufs[0].Ref(); !ok || ref.Object != 1 {
+			t.Fatalf("initialized again with %+v", again.Bufs)
+		}
+		release(again.Worker, 0, 1, 1)
+		within(t, legs, "leg").Return([]byte{1})
+		same(t, c.value(id), "[0 1]")
+		initialize(2) // as acknowledged with the next call
+		tells(t, told, "0 hold 2", "0 drop 1")
+		must(t, c.ask("cluster.stop", &wire.ClusterRef{Number: info.Number}, &wire.Mark{}))
+		tells(t, told, "0 drop 2")
+	})
+}
