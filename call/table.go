@@ -108,6 +108,8 @@ type Request struct {
 	// call which gives what this one needs of it: a leg goes out as soon as those
 	// are there, not when the whole call is answered.
 	Paired [][]int
+	// Leased: the head holds objects in its name, until Forget.
+	Leased bool
 
 	Data any // the head's own
 }
@@ -132,9 +134,6 @@ type Call struct {
 	// Value is the joined answer, kept by the head for calls whose result
 	// others wait for, or may.
 	Value *Result
-
-	// Leased: the head holds objects in its name, until Forget.
-	Leased bool
 
 	kill       bool    // what does not end once it is cancelled is to be killed
 	acked      bool    // its caller has read the answer, or is gone

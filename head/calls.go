@@ -56,7 +56,6 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	if err != nil {
 		return err
 	}
-	refs := wire.HasRefs(f.Bufs)
 	h.mu.Lock()
 	c.ackLocked(f.Ack, b)
 	p, refused := h.resolveLocked(c, r)
@@ -75,9 +74,10 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	}
 	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
-	made, ops := h.table.Submit(h.requestOf(c, f.ID, r, p))
-	if refs {
-		made.Leased = true
+	req := h.requestOf(c, f.ID, r, p)
+	req.Leased = wire.HasRefs(f.Bufs)
+	made, ops := h.table.Submit(req)
+	if req.Leased {
 		h.arrivedLocked(c.holder(), lease.Call(uint64(made.ID)), f.Bufs)
 	}
 	if made.State == call.Held && len(p.waits) == 0 && p.parts == nil { // behind one that waits

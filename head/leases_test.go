@@ -109,6 +109,12 @@ func TestObjectsAreHeld(t *testing.T) {
 		c.fails(id, spec.CodeWorkerDied, "a-0")
 		release(both[1].Worker, 1, 11, 1)
 		tells(t, told, "1 drop 11")
+
+		// Refused at once, for a rank is dead.
+		c.fails(c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), object(0, 12)), spec.CodeWorkerDied, "a-0")
+		tells(t, told, "0 hold 12")
+		c.release(0, 12, 1)
+		tells(t, told, "0 drop 12")
 	})
 }
 
