@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"sync"
@@ -9,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/muster-rl/muster/spec"
 )
 
 const (
@@ -203,10 +203,13 @@ func (c *Conn) want(n int) error {
 	return nil
 }
 
+// ErrCut says that a connection ended inside a frame: it was cut.
+var ErrCut = errors.New("the connection ended inside a frame")
+
 // cut words the end of the stream: clean between frames, else how far it got.
 func (c *Conn) cut(err error, have, want int) error {
 	if errors.Is(err, io.EOF) && have > 0 {
-		return spec.Errorf(spec.CodeProtocol, "the connection ended inside a frame: %d of %d bytes came", have, want)
+		return fmt.Errorf("%w: %d of %d bytes came", ErrCut, have, want)
 	}
 	return err
 }
