@@ -1,29 +1,79 @@
 package cli
 
 import (
+	"errors"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
-	"time"
+
+	"github.com/muster-rl/muster/journal"
 )
 
-func TestSettingsOfAHead(t *testing.T) {
-	for text, want := range map[string]time.Duration{"": 0, "off": -1, "30s": 30 * time.Second, "2m": 2 * time.Minute} {
-		if got, err := watchAfter(text); got != want || err != nil {
-			t.Errorf("%q is %v, %v", text, got, err)
+// A head that was killed can be followed by another, which finds what it wrote;
+// where that cannot be, it says so and leaves the place as it was.
+func TestTakePlace(t *testing.T) {
+	dir, err := os.MkdirTemp("", "mc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Setenv("MUSTER_DIR", dir)
+	var said strings.Builder
+	log := slog.New(slog.NewTextHandler(&said, nil))
+	place, kept, before, err := takePlace("", os.Getpid(), log)
+	if err != nil || before != nil || kept.Epoch() != 1 {
+		t.Fatalf("%v, %v, %v", place, before, err)
+	}
+	refused := func(why string) {
+		t.Helper()
+		if _, _, _, err := takePlace(place.Name, os.Getpid(), log); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("got %v, not %q", err, why)
 		}
 	}
-	for text, want := range map[string]time.Duration{"": 0, "0.5": time.Second / 2, "7": 7 * time.Second} {
-		if got, err := cancelGrace(text); got != want || err != nil {
-			t.Errorf("%q is %v, %v", text, got, err)
+	refused("has a head already")
+	killed := func() {
+		t.Helper()
+		place.Close()
+		if err := kept.Close(); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for _, text := range []string{"30", "0s", "-1s", "soon"} {
-		if _, err := watchAfter(text); err == nil {
-			t.Errorf("%q is taken", text)
-		}
+	killed()
+	refused("before it had written that") // and lets go of it again
+	refused("before it had written that")
+	if err := errors.Join(os.Remove(filepath.Join(place.Dir, "journal")), os.Remove(filepath.Join(place.Dir, "key"))); err != nil {
+		t.Fatal(err)
 	}
-	for _, text := range []string{"0", "-1", "5s", "NaN", "1e9"} {
-		if _, err := cancelGrace(text); err == nil {
-			t.Errorf("%q is taken", text)
-		}
+	refused("holds no journal")
+	if kept, err = journal.Create(place.Dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	kept.Put(&journal.Meta{Session: place.Name, Secret: []byte("s")}, &journal.Node{Index: 3})
+	killed()
+	again, kept, before, err := takePlace(place.Name, os.Getpid(), log)
+	if err != nil || again.Dir != place.Dir || again.LogDir != place.LogDir || kept.Epoch() != 2 ||
+		before.Epoch != 2 || before.Meta.Session != place.Name || len(before.Nodes) != 1 {
+		t.Fatalf("%+v, %+v, %v", again, before, err)
+	}
+	place = again
+	killed()
+	if said.Len() > 0 {
+		t.Errorf("said %q", said.String())
+	}
+}
+
+func TestResumeOfWhatIsNotThere(t *testing.T) {
+	if err := runHead(false, "", "12-never"); err == nil || !strings.Contains(err.Error(), "there is no session") {
+		t.Errorf("got %v", err)
+	}
+	cmd := headCommand()
+	cmd.SetArgs([]string{"--resume", "1-a", "--virtual", "1x1"})
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetOut(io.Discard)
+	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "resume") {
+		t.Errorf("got %v", err)
 	}
 }
