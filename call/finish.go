@@ -254,6 +254,7 @@ func (t *Table) CallerGone(caller uint32) []Op {
 	t.ops = t.ops[:0]
 	for _, c := range t.sorted(func(c *Call) bool { return c.Caller == caller }) {
 		c.Keep = false
+		t.unwait(c)
 		t.ackLegs(c)
 		if c.State == Sending {
 			t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))

@@ -355,12 +355,11 @@ func (t *Table) putBackError(c *Call) *spec.Error {
 			return c.about(dead)
 		}
 	}
-	if c.State == Running {
-		return nil // it needs its arguments no more
-	}
-	for _, f := range c.Futures {
-		if err := t.need(c, f); err != nil {
-			return err
+	if c.State != Running { // else it needs its arguments no more
+		for _, f := range c.Futures {
+			if err := t.need(c, f); err != nil {
+				return err
+			}
 		}
 	}
 	if c.Waiting && c.ParentWorker != nil {

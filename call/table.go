@@ -152,6 +152,7 @@ type Call struct {
 	needs      []*Call // of deps, those that are not answered
 	dependents []*Call
 	waiters    []*Worker
+	waits      []*Call // what its legs wait for, on workers that run others meanwhile
 }
 
 // Op is an order to the head.
