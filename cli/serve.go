@@ -65,6 +65,9 @@ func runHead(embedded bool, virtual, resume string) error {
 	defer stop()
 	signal.Ignore(syscall.SIGHUP, syscall.SIGPIPE)
 
+	if err := head.CheckFiles(); err != nil {
+		return err
+	}
 	if path := os.Getenv("MUSTER_PROFILE"); path != "" {
 		stopProfile, err := profile(path)
 		if err != nil {

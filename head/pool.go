@@ -170,6 +170,15 @@ func Plan(pool spec.Pool, clusters []spec.Cluster) (*wire.PlanAnswer, error) {
 	return a, nil
 }
 
+// CheckFiles says whether a head can work at all under this process's limit of
+// open files. With fewer it fails somewhere else, in one of many ways.
+func CheckFiles() error {
+	if limit, need := openFiles(), uint64(FilesFor(1)); limit > 0 && limit < need {
+		return spec.Errorf(spec.CodeLimit, "the limit of open files is %d, and a head with one worker needs up to %d: raise it before the script starts (ulimit -n 65536)", limit, need)
+	}
+	return nil
+}
+
 // openFiles is how many files this process may open; 0 if it cannot be told.
 func openFiles() uint64 {
 	var r unix.Rlimit
