@@ -22,7 +22,7 @@ LDFLAGS  := -s -w -X github.com/muster-rl/muster/wire.Release=$(VERSION)
 # Without cgo and without paths of this machine, so that a binary runs on any
 # Linux of its architecture and the same tree gives the same bytes.
 GO_BUILD := CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "$(LDFLAGS)"
-PY_TREES := conftest.py python/muster python/tests e2e examples bench
+PY_TREES := conftest.py python/muster python/tests e2e examples bench chaos
 
 .PHONY: help
 help: ## list the targets
@@ -108,8 +108,8 @@ test-go: venv ## Go tests with the race detector, the import rules (arch_test.go
 	@.ci/go-test ./...
 
 .PHONY: test-py
-test-py: venv ## Python tests of the SDK, the worker runtime and the benchmark's harness
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) python/tests bench/tests
+test-py: venv ## Python tests of the SDK, the worker runtime, the benchmark's harness and chaos's rules
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) python/tests bench/tests chaos/tests
 
 .PHONY: test-e2e
 test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs
@@ -128,7 +128,11 @@ test-web: ## the web page (nothing to test yet: web/ does not exist)
 	@echo "There is no web page in this tree yet, so there is nothing to test."
 
 .PHONY: chaos
-chaos: venv ## the end-to-end tests that kill processes, over and over (ROUNDS=20)
+chaos: venv ## random calls under random faults, held against the rules (SEED= of the first round, SECONDS=600, ROUNDS= at most)
+	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) --seconds $(or $(SECONDS),600) $(if $(ROUNDS),--rounds $(ROUNDS)) $(CHAOS_ARGS)
+
+.PHONY: test-kills
+test-kills: venv ## the end-to-end tests that kill processes, over and over (ROUNDS=20)
 	@for i in $$(seq $${ROUNDS:-20}); do echo "round $$i"; $(PY) -m pytest -q -m chaos $(PYTEST_ARGS) e2e python/tests; done
 
 .PHONY: lint
