@@ -355,11 +355,12 @@ func (t *Table) putBackError(c *Call) *spec.Error {
 			return c.about(dead)
 		}
 	}
-	if c.State != Running { // else it needs its arguments no more
-		for _, f := range c.Futures {
-			if err := t.need(c, f); err != nil {
-				return err
-			}
+	for _, f := range c.Futures {
+		if c.State == Running && !c.Idempotent {
+			break // it needs its arguments no more
+		}
+		if err := t.need(c, f); err != nil && c.State != Running {
+			return err
 		}
 	}
 	if c.Waiting && c.ParentWorker != nil {
