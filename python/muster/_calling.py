@@ -16,6 +16,7 @@ from ._client import Connection
 from ._marks import Mark
 from ._methods import Method, check_per_rank, unknown_method
 from ._refs import PENDING, Ref, seconds
+from ._unanswered import Hold, MovedOn
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
@@ -109,11 +110,15 @@ class Group:
     ) -> list[Ref]:
         """Call every rank, and return one ref per rank."""
         flags = _SPLIT | _KEEP
-        with self.connection.holding_acks():
-            route, payload, buffers = self._encode(
-                method, EVERY_RANK, _ALL, args, kwargs, timeout, flags
-            )
-            return self.connection.split_call(route, payload, buffers, range(self.world))
+        while True:
+            with self.connection.holding_acks() as hold:
+                encoded = self._encode(
+                    method, EVERY_RANK, _ALL, args, kwargs, timeout, flags, hold=hold
+                )
+                try:
+                    return self.connection.split_call(*encoded, range(self.world), hold)
+                except MovedOn:
+                    continue
 
     def _send(
         self,
@@ -127,10 +132,13 @@ class Group:
         finish: Callable[[Any], Any] | None,
     ) -> Ref:
         plain = _are_plain(args, kwargs)
-        if not plain and _has_refs(args, kwargs):
-            with self.connection.holding_acks():
-                encoded = self._encode(method, how, rank, args, kwargs, timeout, flags)
-                return self.connection.call(*encoded, finish)
+        while not plain and _has_refs(args, kwargs):
+            with self.connection.holding_acks() as hold:
+                encoded = self._encode(method, how, rank, args, kwargs, timeout, flags, hold=hold)
+                try:
+                    return self.connection.call(*encoded, finish, hold)
+                except MovedOn:
+                    continue
         route, payload, buffers = self._encode(
             method, how, rank, args, kwargs, timeout, flags, plain
         )
@@ -146,6 +154,7 @@ class Group:
         timeout: float | None,
         flags: int,
         plain: bool = False,
+        hold: Hold | None = None,
     ) -> tuple[bytes, bytes, list[Any]]:
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
@@ -153,8 +162,8 @@ class Group:
         for arg in () if plain else (*args, *kwargs.values()):
             if isinstance(arg, _SPECIAL):
                 check_per_rank(method.where, args, kwargs, self.world)
-                args = [self._argument(arg) for arg in args]
-                kwargs = {name: self._argument(arg) for name, arg in kwargs.items()}
+                args = [self._argument(arg, hold) for arg in args]
+                kwargs = {name: self._argument(arg, hold) for name, arg in kwargs.items()}
                 flags |= _MARKED
                 break
         buffers: list[Any] = []
@@ -179,13 +188,15 @@ class Group:
         route = self._routes[key] = b"\x97" + b"".join(parts) + end
         return route
 
-    def _argument(self, arg: Any) -> Any:
+    def _argument(self, arg: Any, hold: Hold | None) -> Any:
         """A ref as an argument: the head waits for it, unless its value is here already."""
         if not isinstance(arg, Ref):
             return arg
         ours = arg._connection is self.connection and arg._finish is None
-        if arg._state == PENDING and ours:
-            return _values.FutureMark(arg._id, arg._rank)
+        if arg._state == PENDING and ours and hold is not None:
+            hold.want(arg._id)
+            if arg._state == PENDING:  # still, and what answers it is kept
+                return _values.FutureMark(arg._id, arg._rank)
         if arg._state == PENDING:
             arg._connection.wait_one(arg)
         return arg._result()

@@ -10,18 +10,19 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from time import monotonic
 from typing import Any
 
 from . import _errors, _objects, _wire
 from ._client import Connection
 from ._embedded import HeadProcess, find_binary
-from ._environment import announce_main, describe_runtime
-from ._events import Events
+from ._environment import announce_main, describe_runtime, head_grace
+from ._events import Events, write
+from ._ways import Dial, Embedded, Hello
 
 #: Seconds that an orderly end may take: workers get their grace, then are killed.
 _END_PATIENCE = 60.0
@@ -36,35 +37,50 @@ class Session:
         self,
         settings: dict[str, Any],
         connection: Connection,
-        head: HeadProcess | None,
+        embedded: Embedded | None,
         welcome: dict[str, Any],
     ) -> None:
         self.settings = settings
         self.connection = connection
-        self.head = head
+        self.embedded = embedded  # who has the head that we started
         self.welcome = welcome
         self.events: Events | None = None
         self.clusters: set[int] = set()
 
+    @property
+    def head(self) -> HeadProcess | None:
+        """The head that this process started, as of now; None for one at an address."""
+        return None if self.embedded is None else self.embedded.head
+
     def end(self) -> None:
         """Stop all that is ours, in order, and wait until it is gone."""
+        stopping = self.connection.alive()
         try:
-            if not self.connection.alive():
+            if not stopping:
                 return
-            if self.head is not None:
+            if self.embedded is not None:
+                # Where it was killed just now, the one after it stops everything.
                 self.connection.request("shutdown", {}, _END_PATIENCE)
-            else:
+            elif not self.connection.away():
                 for number in sorted(self.clusters):
                     self.stop_cluster(number)
+                self.connection.leave()
         except _errors.MusterError:
             pass  # it goes by way of the connection's end, below
         finally:
             self.connection.close(_after_shutdown)
             if self.connection.ledger is not None:
                 self.connection.ledger.retire()
-            self._wait_for_head()
-            if self.head is not None:
-                self.head.forget()
+            self._wait_for_head(stopping)
+            if self.embedded is not None:
+                self.embedded.head.forget()
+
+    def show(self, line: str) -> None:
+        """Show people a line, unless they want to see nothing."""
+        if self.events is not None:
+            self.events.show(line)
+        elif self.settings["log_to_stderr"]:
+            write(line + "\n")
 
     def stop_cluster(self, number: int) -> None:
         """Stop a cluster; its processes are gone and its output is written on return."""
@@ -78,12 +94,15 @@ class Session:
         self.connection.hang_up()
         self._wait_for_head()
 
-    def _wait_for_head(self) -> None:
-        if self.head is not None and not self.head.wait(_EXIT_PATIENCE):
-            self.head.kill()
-            self.head.wait(_EXIT_PATIENCE)
+    def _wait_for_head(self, stopping: bool = False) -> None:
+        if self.embedded is not None:
+            if not self.embedded.head.wait(_EXIT_PATIENCE):
+                self.embedded.head.kill()
+                self.embedded.head.wait(_EXIT_PATIENCE)
+            elif stopping:
+                self.embedded.clear_up(_EXIT_PATIENCE)
         if self.events is not None:
-            self.events.join(_DRAIN_PATIENCE if self.head is not None else 0.2)
+            self.events.join(_DRAIN_PATIENCE if self.embedded is not None else 0.2)
 
 
 class WorkerContext:
@@ -206,6 +225,7 @@ def shutdown() -> None:
                 _restore_terminate()
         worker = _process.worker
         if worker is not None and worker.connection is not None:
+            worker.connection.leave()
             worker.connection.close(_after_shutdown)
             worker.connection = None
 
@@ -266,6 +286,7 @@ def _open_session(settings: dict[str, Any], timeout: float) -> Session:
     announce_main()
     runtime = describe_runtime()
     session = (_join if settings["address"] else _embed)(settings, runtime, timeout)
+    session.connection.comeback.say = session.show
     try:
         if settings["log_to_stderr"] or settings["progress"]:
             session.events = Events(
@@ -273,6 +294,7 @@ def _open_session(settings: dict[str, Any], timeout: float) -> Session:
                 session.welcome["token"],
                 logs=settings["log_to_stderr"],
                 progress=settings["progress"],
+                on_cut=session.connection.poll,
             )
     except BaseException:
         session.end()
@@ -281,14 +303,12 @@ def _open_session(settings: dict[str, Any], timeout: float) -> Session:
 
 
 def _embed(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> Session:
-    head, sock = HeadProcess.start(find_binary())
-    connection = Connection(sock, how_ended=head.how_ended)
+    hello = Hello(_wire.ROLE_OWNER, "", virtual=settings["virtual"], runtime=runtime)
+    embedded = Embedded(find_binary(), hello)
     try:
-        welcome = connection.hello(
-            _wire.ROLE_OWNER, "", timeout, virtual=settings["virtual"], runtime=runtime
-        )
+        stream, welcome = embedded.welcome(timeout)
     except BaseException as error:
-        connection.close(_after_shutdown)
+        head = embedded.head
         text = head.how_ended() if isinstance(error, (OSError, _errors.ProtocolError)) else ""
         if not head.wait(_EXIT_PATIENCE):
             head.kill()
@@ -300,8 +320,9 @@ def _embed(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) ->
         if text:
             raise _errors.HeadLostError(f"the head did not start: {error}. {text}") from None
         raise
+    connection = Connection(stream, embedded)
     _keep_ledger(connection, welcome)
-    return Session(settings, connection, head, welcome)
+    return Session(settings, connection, embedded, welcome)
 
 
 def _keep_ledger(connection: Connection, welcome: dict[str, Any]) -> None:
@@ -322,42 +343,19 @@ def _join(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> 
         raise _errors.MusterError(
             f"no head at {address!r}: its token {token_path} cannot be read ({error.strerror})"
         ) from error
-    connection, welcome = dial(path, token, 0, timeout, runtime)
-    _keep_ledger(connection, welcome)
-    return Session(settings, connection, None, welcome | {"address": path, "token": token})
-
-
-def dial(
-    path: str,
-    token: str,
-    worker: int,
-    timeout: float,
-    runtime: dict[str, Any] | None = None,
-    current_call: Callable[[], int] | None = None,
-) -> tuple[Connection, dict[str, Any]]:
-    """Connect to a head as a controller; the connection and the head's Welcome."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
+    hello = Hello(_wire.ROLE_CONTROLLER, token, worker=0, runtime=runtime)
+    way = Dial(path, hello)
     try:
-        sock.connect(path)
+        stream, welcome = way.once(timeout)
+    except _errors.MusterError:
+        raise
     except OSError as error:
-        sock.close()
         raise _errors.HeadLostError(
             f"no head answers at {path}: {error.strerror or error}. Is it still running?"
         ) from error
-    connection = Connection(
-        sock,
-        how_ended=lambda: f"the head at {path} ended or hung up. Is it still running?",
-        current_call=current_call,
-    )
-    extra: dict[str, Any] = {"worker": worker}
-    if runtime is not None:
-        extra["runtime"] = runtime
-    try:
-        return connection, connection.hello(_wire.ROLE_CONTROLLER, token, timeout, **extra)
-    except BaseException:
-        connection.close(_after_shutdown)
-        raise
+    connection = Connection(stream, way)
+    _keep_ledger(connection, welcome)
+    return Session(settings, connection, None, welcome | {"address": path, "token": token})
 
 
 def _worker_connection(worker: WorkerContext) -> Connection:
@@ -366,9 +364,10 @@ def _worker_connection(worker: WorkerContext) -> Connection:
         return live
     with _process.lock:
         if worker.connection is None:
-            dialled, _ = dial(
-                worker.address, worker.token, worker.number, 30.0, None, worker.current_call
-            )
+            hello = Hello(_wire.ROLE_CONTROLLER, worker.token, worker=worker.number)
+            way = Dial(worker.address, hello, quiet=True)
+            stream, _ = way.dial(monotonic() + head_grace())  # it may be away just now
+            dialled = Connection(stream, way, worker.current_call)
             dialled.ledger = _objects.ledger()  # its rights go by the runtime's connection
             worker.connection = dialled
         return worker.connection

@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import socket
+from collections.abc import Sequence
 from time import monotonic
 
 from . import _errors
@@ -62,10 +63,10 @@ class HeadProcess:
         self._status: int | None = None  # as of waitpid; -1 when somebody else reaped it
 
     @classmethod
-    def start(cls, binary: str) -> tuple[HeadProcess, socket.socket]:
+    def start(cls, binary: str, *more: str) -> tuple[HeadProcess, socket.socket]:
         """Start ``muster head --embedded``; returns it and our end of its socket pair."""
         try:
-            return cls._start(binary)
+            return cls._start(binary, more)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise _errors.MusterError(f"cannot start {binary}: {error.strerror}") from error
@@ -75,7 +76,7 @@ class HeadProcess:
             ) from error
 
     @classmethod
-    def _start(cls, binary: str) -> tuple[HeadProcess, socket.socket]:
+    def _start(cls, binary: str, more: Sequence[str]) -> tuple[HeadProcess, socket.socket]:
         ours, theirs = socket.socketpair()
         errors = os.memfd_create("muster-head-errors")
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -88,7 +89,7 @@ class HeadProcess:
         try:
             pid = os.posix_spawn(
                 binary,
-                ["muster", "head", "--embedded"],
+                ["muster", "head", "--embedded", *more],
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_DUP2, source, target)
@@ -151,6 +152,20 @@ class HeadProcess:
                 os.kill(self.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+
+    def orderly(self) -> bool:
+        """Whether it has ended, because that was its time."""
+        return self._reap() and self._status == 0
+
+    def manner(self) -> str:
+        """How it ended, as the first half of a sentence; only when it has."""
+        who = f"the head (process {self.pid})"
+        if self._status is None or self._status == -1:
+            return f"{who} ended"
+        code = os.waitstatus_to_exitcode(self._status)
+        if code >= 0:
+            return f"{who} ended with exit code {code}"
+        return f"{who} was killed by {_signal_name(-code)}"
 
     def how_ended(self) -> str:
         """Say for people how the head ended and what to do about it."""

@@ -2,6 +2,8 @@
 
 A daemon thread reads a connection of its own and writes to ``sys.stderr``. It
 ends when the head has sent the last line, so that joining it drains all output.
+When the connection ends before its time, it has the one for calls looked at, and
+dials again: so a head that is killed while nobody calls is missed, too.
 """
 
 from __future__ import annotations
@@ -13,30 +15,36 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from . import _errors, _wire
+from ._environment import head_grace
 
 #: Seconds between lines on the same subject where there is no terminal.
 _PLAIN_EVERY = 2.0
 _ERASE = "\r\x1b[2K"
+#: Seconds between two attempts to find the head again.
+_PAUSE = 0.05
 
 
 class Events:
     """The events connection and the thread that reads it."""
 
-    def __init__(self, address: str, token: str, *, logs: bool, progress: bool) -> None:
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._sock.settimeout(10)
-            self._sock.connect(address)
-            self._stream = _wire.FrameStream(self._sock)
-            _wire.hello(self._stream, _wire.ROLE_EVENTS, token)
-            self._sock.settimeout(None)
-        except BaseException:
-            self._sock.close()
-            raise
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        logs: bool,
+        progress: bool,
+        on_cut: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._address = address
+        self._token = token
+        self._stream, self._epoch = self._dial()
+        self._over = False  # no more is to be expected
+        self._on_cut = on_cut
         self._screen = Screen()
         self._logs = logs
         self._progress = progress
@@ -45,7 +53,31 @@ class Events:
         self._thread = threading.Thread(target=self._run, name="muster-events", daemon=True)
         self._thread.start()
 
+    def _dial(self) -> tuple[_wire.FrameStream, int]:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(10)
+            sock.connect(self._address)
+            stream = _wire.FrameStream(sock)
+            welcome = _wire.hello(stream, _wire.ROLE_EVENTS, self._token)
+            sock.settimeout(None)
+        except BaseException:
+            sock.close()
+            raise
+        return stream, int(welcome.get("epoch", 0))
+
     def _run(self) -> None:
+        try:
+            while True:
+                self._read()
+                if self._over or not self._dial_again():
+                    return
+        finally:
+            self._screen.clear()
+            self._reached(float("inf"))
+
+    def _read(self) -> None:
+        """Write what comes, until the connection ends."""
         try:
             while True:
                 frame = self._stream.read()
@@ -53,10 +85,26 @@ class Events:
                     verb, message = _wire.unpack(frame.body)
                     self._notice(verb, message)
         except (EOFError, OSError, _errors.ProtocolError):
-            pass  # the head is done; the connection for calls tells if that is an error
-        finally:
-            self._screen.clear()
-            self._reached(float("inf"))
+            pass  # the connection for calls tells if that is an error
+
+    def _dial_again(self) -> bool:
+        """Whether there is a head again, or still."""
+        self._on_cut()
+        deadline = monotonic() + head_grace()
+        while not self._over and monotonic() < deadline:
+            sleep(_PAUSE)
+            try:
+                stream, epoch = self._dial()
+            except _errors.MusterError:
+                return False
+            except OSError:
+                continue
+            self._stream.sock.close()
+            self._stream = stream
+            if epoch != self._epoch:  # another head, which counts its marks anew
+                self._epoch, self._mark = epoch, 0
+            return True
+        return False
 
     def _notice(self, verb: str, message: dict[str, Any]) -> None:
         if verb == "log" and self._logs:
@@ -89,19 +137,24 @@ class Events:
 
     def join(self, timeout: float) -> None:
         """Wait until the head has sent everything and hung up; hang up ourselves after that."""
+        self._over = True
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         try:
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._stream.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
-        self._sock.close()
+        self._stream.sock.close()
+
+    def show(self, line: str) -> None:
+        """Write a line of our own."""
+        self._screen.lines([line])
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's connection."""
-        self._sock.close()
+        self._stream.sock.close()
 
 
 class Screen:
@@ -131,7 +184,7 @@ class Screen:
             text = "".join(line + "\n" for line in lines)
             if self._live:
                 text = f"{_ERASE}{text}{self._live}"
-            _write(text)
+            write(text)
 
     def progress(self, message: dict[str, Any]) -> None:
         """Show how far something is: live on a terminal, now and then elsewhere."""
@@ -152,9 +205,9 @@ class Screen:
             over = not self._waits or (final and not self._subjects)
             self._live = "" if over else _fit(status)
             if was_live or self._live:
-                _write(_ERASE + self._live)
+                write(_ERASE + self._live)
         elif self._worth_a_line(subject, now - first, now - shown, final):
-            _write(status + "\n")
+            write(status + "\n")
             if not final:
                 self._subjects[subject] = (first, now)
 
@@ -170,7 +223,7 @@ class Screen:
         with self._lock:
             if self._live:
                 self._live = ""
-                _write(_ERASE)
+                write(_ERASE)
 
 
 def describe(message: dict[str, Any], seconds: float) -> str:
@@ -201,7 +254,7 @@ def _is_terminal() -> bool:
         return False
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
     """Write at once to what is stderr now; a closed or missing one is no reason to fail."""
     stream = sys.stderr
     if stream is None:

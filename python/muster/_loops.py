@@ -11,8 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
 
     from ._refs import Ref
+
+
+class _Waiting:
+    """A loop, how many of its tasks wait, and which descriptor it has among its readers."""
+
+    __slots__ = ("fd", "loop", "tasks")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.tasks = 0
+        self.fd = -1
+
+
+class _Ended:
+    """A socket that loops may still have among their readers: the last to leave closes it."""
+
+    def __init__(self, sock: socket.socket, loops: int) -> None:
+        self._sock = sock
+        self._left = [None] * loops
+        if not loops:
+            sock.close()
+
+    def leave(self) -> None:
+        self._left.pop()  # one step, as several threads take it
+        if not self._left:
+            self._sock.close()
 
 
 class Loops:
@@ -21,10 +48,10 @@ class Loops:
     __slots__ = ("_at_rest", "_fd", "_loops", "_poll")
 
     def __init__(self, fd: int, poll: Callable[[], None], at_rest: Callable[[], None]) -> None:
-        self._fd = fd
+        self._fd = fd  # -1 while there is nothing to read from
         self._poll = poll
         self._at_rest = at_rest  # called when none is left
-        self._loops: dict[int, tuple[asyncio.AbstractEventLoop, int]] = {}
+        self._loops: dict[int, _Waiting] = {}
 
     def waiting(self) -> bool:
         """Whether any loop waits."""
@@ -59,23 +86,67 @@ class Loops:
             ref.unwatch(wake)
             self._detach(loop)
 
+    def leave(self) -> None:
+        """The connection has ended: no loop is to look at it until there is another."""
+        self._fd = -1
+        for waiting in tuple(self._loops.values()):
+            _soon(waiting.loop, self._align, waiting)
+
+    def move(self, fd: int, ended: socket.socket) -> None:
+        """There is another connection; the old one is closed as soon as no loop looks at it."""
+        self._fd = fd
+        every = tuple(self._loops.values())
+        rest = _Ended(ended, len(every))
+
+        def move(waiting: _Waiting) -> None:
+            self._align(waiting)
+            rest.leave()
+
+        for waiting in every:
+            if not _soon(waiting.loop, move, waiting):
+                rest.leave()
+
+    def _align(self, waiting: _Waiting) -> None:
+        """In its thread: have a loop look at what there is, as long as it waits."""
+        fd = self._fd if waiting.tasks else -1
+        if waiting.loop.is_closed() or waiting.fd == fd:
+            return
+        if waiting.fd >= 0:
+            waiting.loop.remove_reader(waiting.fd)
+        waiting.fd = fd
+        if fd >= 0:
+            waiting.loop.add_reader(fd, self._poll)
+
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        for key, (other, _) in tuple(self._loops.items()):
-            if other.is_closed():
+        for key, other in tuple(self._loops.items()):
+            if other.loop.is_closed():
                 self._loops.pop(key, None)
-        _, waiting = self._loops.get(id(loop), (loop, 0))
-        if not waiting:
-            loop.add_reader(self._fd, self._poll)
-        self._loops[id(loop)] = (loop, waiting + 1)
+        waiting = self._loops.get(id(loop))
+        if waiting is None:
+            waiting = self._loops[id(loop)] = _Waiting(loop)
+        waiting.tasks += 1
+        self._align(waiting)
 
     def _detach(self, loop: asyncio.AbstractEventLoop) -> None:
-        entry = self._loops.get(id(loop))
-        if entry is None or loop.is_closed():
+        waiting = self._loops.get(id(loop))
+        if waiting is None or loop.is_closed():
             self._loops.pop(id(loop), None)
-        elif entry[1] > 1:
-            self._loops[id(loop)] = (loop, entry[1] - 1)
+        elif waiting.tasks > 1:
+            waiting.tasks -= 1
         else:
+            waiting.tasks = 0
+            self._align(waiting)
             del self._loops[id(loop)]
-            loop.remove_reader(self._fd)
         if not self._loops:
             self._at_rest()
+
+
+def _soon(
+    loop: asyncio.AbstractEventLoop, step: Callable[[_Waiting], None], waiting: _Waiting
+) -> bool:
+    """Have a step taken in a loop's own thread; False where it has ended."""
+    try:
+        loop.call_soon_threadsafe(step, waiting)
+    except RuntimeError:
+        return False
+    return True

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from muster import _context, _values, _wire
+from muster import HeadLostError, _context, _values, _wire
 from muster._client import Connection
 
 DEADLINE = 10.0
@@ -43,6 +43,23 @@ class Call:
         self.head.send(_wire.KIND_ANSWER, self.id, _wire.pack(error), (), flags, rank or 0)
 
 
+class NoWay:
+    """The way back to a head that is gone for good."""
+
+    def find(self, deadline: float) -> _wire.FrameStream:
+        raise HeadLostError(self.how_ended())
+
+    def how_ended(self) -> str:
+        return "the fake head ended"
+
+    def story(self) -> str:
+        return ""
+
+    def stop(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
 class FakeHead:
     """Reads frames in a thread of its own; `calls` and `others` hold what came."""
 
@@ -60,9 +77,7 @@ class FakeHead:
 
     def connect(self, current_call: Callable[[], int] | None = None) -> Connection:
         self._thread.start()
-        return Connection(
-            self.theirs, how_ended=lambda: "the fake head ended", current_call=current_call
-        )
+        return Connection(_wire.FrameStream(self.theirs), NoWay(), current_call)
 
     def _serve(self) -> None:
         stream = _wire.FrameStream(self.ours)

@@ -103,7 +103,7 @@ class Stock:
 
 def lasting(parts: list[Any]) -> list[bytes]:
     """The pieces of a result as they can be kept: an object may change what it returned."""
-    return [part if type(part) is bytes else bytes(part) for part in parts]
+    return [part if type(part) is bytes else memoryview(part).tobytes("A") for part in parts]
 
 
 def _origin(found: Any) -> int:
