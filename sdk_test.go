@@ -211,6 +211,21 @@ func TestDeadlinesTellStacks(t *testing.T) {
 	code(t, muster.Do(past, c.Rank(0), "add", 1, 2), muster.CodeTimeout)
 }
 
+// What does not heed its context is killed, where that was asked for.
+func TestKill(t *testing.T) {
+	t.Setenv("MUSTER_CANCEL_GRACE", "0.3")
+	s := start(t, muster.Options{Virtual: "1x1"})
+	c := s.cluster("c", muster.ClusterConfig{})
+	hang := muster.Go[any](testContext(t), c.Rank(0), "hang")
+	hang.Kill()
+	_, err := hang.Get(testContext(t))
+	code(t, err, muster.CodeCancelled)
+	if !strings.Contains(err.Error(), "killed, because") {
+		t.Error(err)
+	}
+	code(t, muster.Do(testContext(t), c.Rank(0), "add", 1, 2), muster.CodeWorkerDied)
+}
+
 func TestCancel(t *testing.T) {
 	s := start(t, muster.Options{Virtual: "1x1"})
 	c := s.cluster("c", muster.ClusterConfig{})

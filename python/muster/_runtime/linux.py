@@ -18,6 +18,7 @@ CANCEL_SIGNAL = signal.SIGRTMIN + 11
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -39,6 +40,11 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Make this process the parent of descendants whose own parent ended."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def may_be_traced_by(pid: int) -> None:
+    """Let a process and those below it look into this one, where only parents may (Yama)."""
+    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)  # else it is allowed, or not there
 
 
 def set_thread_name(name: str) -> None:

@@ -110,6 +110,7 @@ def _settle(order: Order) -> None:
     if os.getppid() != order.agent_pid:  # it ended in between: the signal will not come
         os._exit(1)
     linux.adopt_orphans()
+    linux.may_be_traced_by(order.agent_pid)  # py-spy is started by the agent
     if os.getsid(0) != os.getpid():
         os.setsid()
     _redirect(order.log)
