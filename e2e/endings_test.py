@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from running import BINARY, commands, eventually
+
+# How long the workers' children sleep: nothing else runs this command.
+LONG = f"1000.{os.getpid()}"
+
 SCRIPT = '''
 import os, subprocess, sys, time
 import muster
@@ -24,11 +30,16 @@ from muster import Cluster, Dispatch, ResourceManager, Worker, WorkerConfig, reg
 
 class Rude(Worker):
     @register(Dispatch.ONE_TO_ALL)
+    def port(self):
+        return int(os.environ["MASTER_PORT"])
+
+    @register(Dispatch.ONE_TO_ALL)
     def spawn(self):
         """Children of every sort: plain, in a session of its own, and orphaned there."""
-        subprocess.Popen(["sleep", "1000"])
-        subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        subprocess.Popen(["sh", "-c", "setsid sleep 1000 & exit"]).wait()
+        long = os.environ["LONG"]
+        subprocess.Popen(["sleep", long])
+        subprocess.Popen(["sleep", long], start_new_session=True)
+        subprocess.Popen(["sh", "-c", f"setsid sleep {long} & exit"]).wait()
         return os.getpid()
 
     @register(Dispatch.ONE_TO_ALL)
@@ -50,9 +61,9 @@ if __name__ == "__main__":
     rm = ResourceManager(num_gpus_per_node=2, num_nodes=2)
     c = Cluster(name="rude", worker_cls=Rude, resource_manager=rm,
                 worker_config=WorkerConfig(device_mapping="0-3", grace=1.0))
-    pids = c.spawn()
+    pids, port = c.spawn(), c.port()[0]
     ref = getattr(c, busy)(blocking=False) if busy != "idle" else None
-    print("up", *pids, flush=True)
+    print("up", port, *pids, flush=True)
     if ending == "return":
         sys.exit(0)
     if ending == "raise":
@@ -80,7 +91,7 @@ class Run:
     def __init__(self, script: Path, busy: str, ending: str, virtual: str = "2x2") -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(script), busy, ending],
-            env=dict(os.environ, MUSTER_VIRTUAL=virtual),
+            env=dict(os.environ, MUSTER_VIRTUAL=virtual, LONG=LONG),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -90,7 +101,7 @@ class Run:
         if line[:1] != ["up"]:
             self.process.kill()
             raise AssertionError(f"{line}, {self.process.communicate()}")
-        self.workers = [int(pid) for pid in line[1:]]
+        self.port, *self.workers = (int(word) for word in line[1:])
 
     def find(self, title: str) -> list[int]:
         """Processes below the script whose command line says title."""
@@ -103,6 +114,18 @@ class Run:
             if words.startswith(title):
                 found.append(pid)
         return found
+
+    def kill(self, *victims: str) -> None:
+        """Parts of it, all at the same moment as far as they can tell."""
+        pids = [pid for who in victims for pid in self.pids(who)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
+
+    def pids(self, who: str) -> list[int]:
+        if who == "script":
+            return [self.process.pid]
+        return self.find(f"muster {who}")
 
     def end(self, timeout: float = 20) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=timeout)
@@ -189,20 +212,10 @@ def test_zygote_is_killed(script: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_everything_above_the_workers_is_killed(script: Path) -> None:
-    """Script, head and agents die at the same moment: wardens and the kernel clear."""
-    run = Run(script, "stubborn", "wait")
-    doomed = [run.process.pid, *run.find("muster head"), *run.find("muster agent")]
-    for pid in doomed:
-        os.kill(pid, signal.SIGKILL)
-    run.end()
-
-
-@pytest.mark.chaos
 def test_script_is_killed_while_workers_start(script: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, str(script), "idle", "wait"],
-        env=dict(os.environ, MUSTER_VIRTUAL="2x2"),
+        env=dict(os.environ, MUSTER_VIRTUAL="2x2", LONG=LONG),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
@@ -213,3 +226,81 @@ def test_script_is_killed_while_workers_start(script: Path) -> None:
             break
     process.kill()
     process.communicate(timeout=20)
+
+
+def is_free(port: int) -> bool:
+    """A bind without SO_REUSEADDR, which a port that is held refuses."""
+    with socket.socket() as plain:
+        try:
+            plain.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def start_another() -> None:
+    """A head of its own, whose start clears what others left."""
+    with subprocess.Popen(
+        [BINARY, "head", "--virtual", "1x1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline().startswith("head of session")
+        gone = eventually(lambda: not strays())
+        other.send_signal(signal.SIGINT)
+        _, err = other.communicate(timeout=20)
+        assert gone, (strays(), err)
+        assert other.returncode == 0, err
+
+
+def strays() -> list[str]:
+    """What the workers of a script started and left."""
+    return [command for _, command in commands().values() if command == f"sleep {LONG}"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("script", "head"),
+        ("script", "warden"),
+        ("script", "head", "agent"),
+        ("script", "head", "warden"),
+        ("script", "head", "agent", "warden"),
+    ],
+    ids="+".join,
+)
+def test_several_are_killed(script: Path, victims: tuple[str, ...]) -> None:
+    """With the wardens and who would clear after them killed, the next start does."""
+    run = Run(script, "stubborn", "wait")
+    run.kill(*victims)
+    run.end()
+    if {"head", "warden"} <= set(victims):
+        assert eventually(lambda: not any(alive(pid) for pid in run.workers))
+        assert strays()
+        start_another()
+    assert eventually(lambda: not strays() and is_free(run.port)), strays()
+
+
+def alive(pid: int) -> bool:
+    """Not one that only waits to be reaped: those have no command line."""
+    return commands().get(pid, (0, ""))[1] != ""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "victims",
+    [("head", "agent"), ("head", "warden"), ("agent", "warden"), ("head", "agent", "warden")],
+    ids="+".join,
+)
+def test_all_but_the_script_is_killed(script: Path, victims: tuple[str, ...]) -> None:
+    """The script hears of it, and when it has ended, nothing is left."""
+    run = Run(script, "hang", "wait")
+    run.kill(*victims)
+    code, out, err = run.end(60)
+    assert code == 4 and out.startswith("error"), (code, out, err)
+    if {"head", "warden"} <= set(victims):
+        start_another()
+    assert eventually(lambda: not strays() and is_free(run.port)), strays()
