@@ -48,11 +48,15 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 		l.Result = r
 		if c.State == Running && !l.told {
 			l.told = true
+			c.told++
 			if r.Err != nil {
 				t.op(FailLeg, c, leg, c.cause(r.Err))
 			} else {
 				t.op(AnswerLeg, c, leg, nil)
 			}
+		}
+		if c.told == len(c.Legs) { // legs that are run again may still be out
+			t.answer(c, nil)
 		}
 		if r.Err != nil && c.Collective {
 			t.cancelOthers(c)
@@ -144,6 +148,7 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 		for i := range c.Legs {
 			if l := &c.Legs[i]; !l.told {
 				l.told = true
+				c.told++
 				if err == nil {
 					t.op(AnswerLeg, c, i, l.Result.Err)
 				} else {

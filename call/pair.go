@@ -31,18 +31,22 @@ func (t *Table) sendSome(c *Call) bool {
 	return true
 }
 
-// fed says that what a leg of a paired call needs is there.
+// fed says that what a leg of a paired call needs is there. What still comes for a
+// call that is expiring or cancelled is no result.
 func (c *Call) fed(leg int) bool {
 	for i, dep := range c.deps {
-		if from := &dep.Legs[c.Paired[i][leg]]; !from.Done || from.Result.Err != nil || dep.State == Held {
+		from := &dep.Legs[c.Paired[i][leg]]
+		failed := dep.State == Answered && dep.Value != nil && dep.Value.Err != nil
+		if !from.Done || from.Result.Err != nil || failed || dep.State == Held || dep.State == Expiring || dep.State == Cancelling {
 			return false
 		}
 	}
 	return true
 }
 
-// settle gives up the legs of a call that still wait to be sent: something has
-// happened to it. What is out goes on as of any other call.
+// settle gives up the legs of a call that still wait to be sent, or were ordered
+// to be just now: something has happened to it. What is out goes on as of any
+// other call.
 func (t *Table) settle(c *Call) {
 	if c.State != Sending {
 		return
@@ -50,7 +54,10 @@ func (t *Table) settle(c *Call) {
 	t.unhold(c)
 	c.State = Running
 	for i := range c.Legs {
-		if l := &c.Legs[i]; !l.sent {
+		if l := &c.Legs[i]; !l.Out && !l.Done {
+			if l.sent {
+				l.Worker.removeOut(c)
+			}
 			l.sent, l.Done = true, true
 			c.skipped++
 			c.left--

@@ -141,6 +141,7 @@ type Call struct {
 	misplaced  bool    // its place in the order is past
 	bare       bool    // its arguments are to come again before it goes on
 	left       int     // legs not done
+	told       int     // legs that are told
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
 	first      *spec.Error
 	skipped    int     // legs that were never sent
