@@ -129,7 +129,7 @@ func final(err error) bool {
 
 // orderly says that an error is the head's end, however it came.
 func orderly(err error) bool {
-	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+	return err == nil || errors.Is(err, io.EOF) || errors.Is(err, wire.ErrCut) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
 		errors.Is(err, net.ErrClosed) || errors.Is(err, errNoHead) || errors.Is(err, context.Canceled)
 }
 

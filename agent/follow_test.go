@@ -79,6 +79,9 @@ func TestEverythingIsKeptForTheNextHead(t *testing.T) {
 		return slices.ContainsFunc(s.Objects, func(o wire.StoreObject) bool { return o.Held })
 	})
 	for range 2 { // and for the one after that
+		if _, err := b.conn.NetConn().Write(make([]byte, 7)); err != nil { // killed inside a frame
+			t.Fatal(err)
+		}
 		b.leave()
 		if got := b.below("fake-worker"); !slices.Equal(got, pids) {
 			t.Errorf("workers %v, then %v", pids, got)
