@@ -71,11 +71,12 @@ class Facts:
         """The log's lines of one kind."""
         return [line for line in self.log if line["what"] == what]
 
-    def _faults(self, act: str, *roles: str) -> list[Line]:
+    def faults(self, act: str, *roles: str) -> list[Line]:
+        """What was done to processes of these roles."""
         return [f for f in self.of("fault") if f["act"] == act and f["role"] in roles and f["hit"]]
 
     def _killed(self) -> Iterator[Death]:
-        for f in self._faults("kill", "worker"):
+        for f in self.faults("kill", "worker"):
             node = self.places[f"{f['team']}/{f['rank']}"]
             yield Death(f["team"], f["rank"], node, f["pid"], "SIGKILL", 0, f["at"])
 
@@ -88,7 +89,7 @@ class Facts:
     def _lost_nodes(self) -> dict[str, float]:
         """When the agent or warden of a node was killed, by the node's name."""
         lost: dict[str, float] = {}
-        for f in self._faults("kill", "agent", "warden"):
+        for f in self.faults("kill", "agent", "warden"):
             lost.setdefault(f"node-{f['node']}", f["at"])
         return lost
 
@@ -280,7 +281,24 @@ def objection(facts: Facts, step: Step, error: Line, at: float) -> str:
         return _death_objection(facts, near, error, at)
     if code == "node_lost":
         return _node_objection(facts, error, at)
+    if code == "deadlock":
+        return _cycle_objection(facts, step)
+    if code == "startup" and step.method == "spell":
+        killed = [f["pid"] for f in facts.faults("kill", "zygote") if f["at"] <= at]
+        named = any(f"(pid {pid}," in error["text"] for pid in killed)
+        return "" if named else "and no zygote that it names was killed"
     return "in a way that nothing in this round explains"
+
+
+def _cycle_objection(facts: Facts, step: Step) -> str:
+    """Calls go from earlier teams to later ones; a future that goes the same way can close a
+    cycle: the call is behind one that waits for what comes after its own caller."""
+    teams = [team.name for team in facts.plan.teams]
+    futures = [s for s in facts.plan.steps.values() if s.future]
+    ways = [(teams.index(facts.plan.steps[s.source].team), teams.index(s.team)) for s in futures]
+    if step.method == "relay" and any(source < target for source, target in ways):
+        return ""
+    return "and nothing waits for it"
 
 
 def _taint_objection(facts: Facts, error: Line, at: float) -> str:

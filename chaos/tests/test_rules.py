@@ -24,6 +24,8 @@ STEPS = (
     Step("i", "t", "rows", source="h", future=True),
     Step("j", "t", "relay", inner="r"),
     Step("k", "r", "leave", rank=0, way="os._exit"),
+    Step("l", "t", "spell", size=1),
+    Step("m", "r", "rows", source="h", future=True),
 )
 PLAN = Plan(
     seed=0,
@@ -246,6 +248,16 @@ def strange_error(s: Story) -> None:
     s.fails("a", "head_lost")
 
 
+def deadlock_of_nobody(s: Story) -> None:
+    s.call("a")
+    s.fails("a", "deadlock")
+
+
+def zygote_that_lives(s: Story) -> None:
+    s.call("l")
+    s.fails("l", "startup", text="the zygote (pid 7, python) ended")
+
+
 def not_initialized(s: Story) -> None:
     s.begin("r/0", "a", mark="")
 
@@ -293,6 +305,8 @@ BREAKS: dict[Callable[[Story], None], str] = {
     death_of_what_may_run_again: "errors",
     node_that_is_there: "errors",
     strange_error: "errors",
+    deadlock_of_nobody: "errors",
+    zygote_that_lives: "errors",
     script_failed: "errors",
     not_initialized: "begun",
     left_in_the_store: "end",
@@ -343,7 +357,12 @@ def test_what_may_be_is_let_pass() -> None:
     s.call("k")
     s.leg("leaves", "r/0", "k", s.begin("r/0", "k"), code=17)
     s.fails("k", "worker_died", cluster="r", rank=0, node="node-0", exit_code=17)
+    s.kill("zygote", node=0)
+    s.call("l")
+    s.fails("l", "startup", text="the zygote (pid 101, python) ended while it was forking")
+    s.call("m")
     s.kill("warden", node=0)
+    s.fails("m", "node_lost", node="", text="the store of node 0 is lost")
     assert s.judged() == []
 
 
@@ -354,3 +373,10 @@ def test_a_broken_rule_shows_its_lines() -> None:
     told = str(rules.judge(PLAN, s.log, s.legs)[0])
     assert "t/1 ran call a 2 times" in told
     assert told.count("begin a") == 3 and "sent" in told and "answer" in told
+
+
+def test_a_wait_that_would_close_a_cycle_may_be_told() -> None:
+    s = Story()
+    s.call("j")  # it calls r, where m may wait for h, which comes after j
+    s.fails("j", "deadlock")
+    assert s.judged() == []
