@@ -45,7 +45,9 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 	switch {
 	case c.State == Answered:
 	case c.Split:
-		l.Result = r
+		if !l.told { // else it was run again: what its caller was told stands
+			l.Result = r
+		}
 		if c.State == Running && !l.told {
 			l.told = true
 			c.told++

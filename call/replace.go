@@ -115,7 +115,10 @@ func (c *Call) undo() {
 			if l.Done {
 				c.left++
 			}
-			l.Done, l.Result = false, Result{}
+			l.Done = false
+			if !l.told {
+				l.Result = Result{}
+			}
 			l.Worker = c.Cluster.Workers[l.Worker.Rank] // it may have been replaced since
 		}
 	}
