@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -68,6 +69,9 @@ func Warden() int {
 		return fail(err)
 	}
 	release, err := session.HoldNode(join.Dir, join.Node)
+	if errors.Is(err, session.ErrHeld) { // two heads, one killed, had the same thought
+		return fail(err)
+	}
 	if err != nil { // who looks for what is left over may take it for that
 		fmt.Fprintln(os.Stderr, "muster warden:", err)
 	}

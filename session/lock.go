@@ -26,7 +26,8 @@ const (
 // another pid namespace.
 type lock struct{ fd int }
 
-var errHeld = errors.New("it is held")
+// ErrHeld says that another process has it.
+var ErrHeld = errors.New("another process has it")
 
 // take locks the file at path, made if need be, and puts text in it.
 func take(path, text string) (*lock, error) {
@@ -40,7 +41,7 @@ func take(path, text string) (*lock, error) {
 	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &how); err != nil {
 		l.release()
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) {
-			err = errHeld
+			err = ErrHeld
 		}
 		return nil, &os.PathError{Op: "lock", Path: path, Err: err}
 	}
@@ -165,13 +166,23 @@ func wardenLock(dir string, node int) string {
 }
 
 // HoldNode says, for as long as this process lives and release is not called,
-// that a node of the session in dir is looked after.
+// that a node of the session in dir is looked after. ErrHeld: by another.
 func HoldNode(dir string, node int) (release func(), err error) {
 	l, err := take(wardenLock(dir, node), mine(0, "").String())
 	if err != nil {
 		return func() {}, fmt.Errorf("cannot take charge of node %d: %w", node, err)
 	}
 	return l.release, nil
+}
+
+// Holder is the process that holds a node of the session in dir, if one does.
+func Holder(dir string, node int) (process.Entry, bool) {
+	path := wardenLock(dir, node)
+	if !held(path) {
+		return process.Entry{}, false
+	}
+	r := readRecord(path)
+	return r.who, r.here() && lives(r.who)
 }
 
 // wardens are those who hold a node of the session in dir.
@@ -195,7 +206,7 @@ func RemoveLast(dir string) error {
 	path := filepath.Join(dir, headLock)
 	if _, err := os.Lstat(path); err == nil {
 		l, err := take(path, readRecord(path).String())
-		if errors.Is(err, errHeld) {
+		if errors.Is(err, ErrHeld) {
 			return nil // a head came back for it
 		}
 		if err == nil {

@@ -145,7 +145,7 @@ func (s *Session) hold(owner int) error {
 			s.locks = append(s.locks, l)
 			break
 		}
-		if !errors.Is(err, errHeld) || time.Now().After(deadline) {
+		if !errors.Is(err, ErrHeld) || time.Now().After(deadline) {
 			return err
 		}
 		time.Sleep(firstLook) // the kernel may still be at its holder's end
@@ -174,7 +174,7 @@ func Resume(name string, owner int) (Session, error) {
 		}
 		err := s.hold(owner)
 		switch {
-		case errors.Is(err, errHeld):
+		case errors.Is(err, ErrHeld):
 			return s, fmt.Errorf("session %s has a head already: process %d", name, readRecord(filepath.Join(dir, headLock)).who.Pid)
 		case errors.Is(err, os.ErrNotExist):
 			continue // removed meanwhile

@@ -55,10 +55,14 @@ func (b *Backend) Nodes(context.Context) ([]string, error) {
 }
 
 // Launch starts a warden in a session of its own. It gets no parent-death
-// signal: when the head dies, its agent ends in order by itself.
+// signal: when the head dies, its agent waits for another, or ends in order.
 func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if warden, ok := session.Holder(join.Dir, join.Node); ok {
+		// Of a head that was killed before it could write that down.
+		return b.Adopt(ctx, join, backend.Handle{Pid: warden.Pid, Started: warden.Started})
 	}
 	join.Sharing = max(1, b.nodes)
 	text, err := json.Marshal(join)

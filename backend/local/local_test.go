@@ -3,10 +3,12 @@ package local_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/muster-rl/muster/agent"
 	"github.com/muster-rl/muster/backend"
@@ -80,5 +82,51 @@ func TestAProgramThatIsNotThere(t *testing.T) {
 	_, err = local.New(reaper, "/no/such/muster", 1).Launch(context.Background(), backend.Join{Name: "node-0"})
 	if err == nil || !strings.Contains(err.Error(), "node-0") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A head that was killed right after it had launched an agent may not have
+// written that down: the next one finds it all the same.
+func TestANodeHasOneAgent(t *testing.T) {
+	reaper, err := process.NewReaper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reaper.Close()
+	dir, err := os.MkdirTemp("", "muster") // short: a socket's path has a limit
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	listener, err := net.Listen("unix", dir+"/head.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	join := backend.Join{Head: dir + "/head.sock", Token: "t", Name: "node-0", Dir: dir, LogDir: t.TempDir()}
+	first, err := local.New(reaper, "", 1).Launch(context.Background(), join)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = listener.(*net.UnixListener).SetDeadline(time.Now().Add(20 * time.Second))
+	conn, err := listener.Accept() // so it is up
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	second, err := local.New(reaper, "", 1).Launch(context.Background(), join)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Handle() != second.Handle() {
+		t.Errorf("%v, then %v", first.Handle(), second.Handle())
+	}
+	second.Kill()
+	for _, a := range []backend.Agent{first, second} {
+		select {
+		case <-a.Done():
+		case <-time.After(20 * time.Second):
+			t.Fatal("it does not end")
+		}
 	}
 }
