@@ -152,3 +152,10 @@ func (t *Table) ackLeg(c *Call, leg int) {
 		t.op(Release, c, leg, nil)
 	}
 }
+
+// Remind has w told once more of a result that it may drop: it keeps it still.
+func (w *Worker) Remind(seq uint32, id ID) {
+	if a := &w.acks; int32(seq-a.mark) > 0 && a.has(seq) { //nolint:gosec // sequence arithmetic
+		a.named = append(a.named, id)
+	}
+}

@@ -108,3 +108,15 @@ func (t *Table) Resent(c *Call) []Op {
 	}
 	return t.ops
 }
+
+// Ending orders once more the cancels of legs that are out on w: the word may have
+// been lost.
+func (t *Table) Ending(w *Worker) []Op {
+	t.ops = t.ops[:0]
+	for _, c := range w.out() {
+		if leg := c.LegOf(w); leg >= 0 && c.Legs[leg].ending {
+			t.op(CancelLeg, c, leg, nil)
+		}
+	}
+	return t.ops
+}

@@ -70,7 +70,7 @@
 // So a leg is sent to a worker only if that says it has neither got it nor any
 // later one, and a call is answered only to who says it has no answer.
 //
-// A worker: alive -> dying (its connection ended, the reason is not known yet)
+// A worker: alive -> dying (its connection ended: it may come back, Returned)
 // -> dead (WorkerLost). A dead rank fails the calls that need it, now and later.
 // In a cluster that restarts ranks: alive -> dying -> down (WorkersDown) -> replaced
 // by another Worker of the same rank (Replace), or dead (WorkerLost). What a rank

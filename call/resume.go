@@ -16,6 +16,7 @@ import (
 type Comeback struct {
 	t     *Table
 	legs  map[uint64]*gotCall // by origin
+	none  map[*Worker][]*Call // of workers that told nothing, what they may have got
 	seqs  map[*Worker]*gotLegs
 	calls []*Call // as they were put: those of each caller in its order
 }
@@ -44,11 +45,12 @@ type gotLegs struct {
 
 // Comeback begins; Settle ends it. The table must be new.
 func (t *Table) Comeback() *Comeback {
-	return &Comeback{t: t, legs: map[uint64]*gotCall{}, seqs: map[*Worker]*gotLegs{}}
+	return &Comeback{t: t, legs: map[uint64]*gotCall{}, none: map[*Worker][]*Call{}, seqs: map[*Worker]*gotLegs{}}
 }
 
 // Received says how many legs w has got, ever. Got tells of each that it was not
-// released of.
+// released of. A worker that tells nothing must be lost after Settle: what was for
+// it counts as sent, as it may have been.
 func (b *Comeback) Received(w *Worker, received uint32) {
 	b.seqs[w] = &gotLegs{received: received}
 }
@@ -81,6 +83,18 @@ func (b *Comeback) Call(r Request) *Call {
 				l := &c.Legs[leg]
 				l.sent, l.Out, l.seq = true, true, got.seq
 			}
+		}
+	}
+	for i := range c.Legs { // a worker that does not come back may have got it
+		l := &c.Legs[i]
+		switch {
+		case b.seqs[l.Worker] != nil:
+		case l.Worker.Dead != nil:
+			l.sent, l.Done = true, true
+			c.left--
+		default:
+			l.sent, l.Out = true, true
+			b.none[l.Worker] = append(b.none[l.Worker], c)
 		}
 	}
 	b.calls = append(b.calls, c)
@@ -210,6 +224,12 @@ func (b *Comeback) list() {
 			if c != nil && c.LegOf(w) >= 0 {
 				w.addOut(c)
 			}
+		}
+	}
+	for w, calls := range b.none {
+		slices.SortFunc(calls, func(a, c *Call) int { return cmp.Compare(a.ID, c.ID) })
+		for _, c := range calls {
+			w.addOut(c)
 		}
 	}
 }

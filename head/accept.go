@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/muster-rl/muster/journal"
 	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -70,10 +71,13 @@ func (h *Head) turnAway(c *wire.Conn) {
 // serve reads a connection until it ends. trusted: it was inherited, so it
 // needs no token.
 func (h *Head) serve(c *wire.Conn, trusted bool) {
-	h.mu.Lock()
+	h.connsMu.Lock()
 	h.conns[c] = true
 	h.serving.Add(1)
-	h.mu.Unlock()
+	h.connsMu.Unlock()
+	if h.crashed.Load() {
+		c.Cut()
+	}
 	go func() {
 		p, err := h.greet(c, trusted)
 		if err != nil {
@@ -89,9 +93,9 @@ func (h *Head) serve(c *wire.Conn, trusted bool) {
 
 // done lets go of a connection that is not read any more.
 func (h *Head) done(c *wire.Conn) {
-	h.mu.Lock()
+	h.connsMu.Lock()
 	delete(h.conns, c)
-	h.mu.Unlock()
+	h.connsMu.Unlock()
 	_ = c.CloseWhenFlushed()
 	h.serving.Done()
 }
@@ -133,7 +137,7 @@ type starter interface{ start() }
 
 // admit checks who says hello and makes the peer for it.
 func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (peer, wire.Welcome, error) {
-	w := wire.Welcome{Session: h.opts.Session, Address: h.address, LogDir: h.opts.LogDir, Pid: os.Getpid()}
+	w := wire.Welcome{Session: h.opts.Session, Address: h.address, LogDir: h.opts.LogDir, Pid: os.Getpid(), Epoch: h.epoch}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.isOver {
@@ -141,6 +145,9 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 	}
 	switch hello.Role {
 	case wire.RoleOwner:
+		if hello.Back != 0 {
+			return h.admitBack(hello, p, conn, w, trusted)
+		}
 		if !trusted {
 			return nil, w, spec.Errorf(spec.CodeAuth, "only the process that started this head can be its owner")
 		}
@@ -154,23 +161,26 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 		}
 		go h.watchOwner(watch, hello.Pid)
 		w.Token = h.token
-		c := h.addCaller(p, conn, nil)
-		c.pid = hello.Pid
-		h.storesOf(&w, c.holder(), 0)
+		c := h.addCaller(nil, hello.Pid)
 		c.runtime = hello.Runtime
 		h.owner, h.ownerPid = c, hello.Pid
+		h.noteMetaLocked(hello.Virtual)
 		go h.StartNodes(v, hello.Virtual != "", hello.Pid, hello.Runtime)
-		return c, w, nil
+		return h.welcomeLocked(c, p, conn, w, false)
 	case wire.RoleController:
+		if hello.Back != 0 {
+			return h.admitBack(hello, p, conn, w, false)
+		}
 		wk, err := h.checkToken(hello)
 		if err != nil {
 			return nil, w, err
 		}
-		c := h.addCaller(p, conn, wk)
-		c.pid = hello.Pid
-		h.storesOf(&w, c.holder(), wk.nodeIndex())
+		c := h.addCaller(wk, hello.Pid)
 		c.runtime = hello.Runtime
-		return c, w, nil
+		if wk == nil {
+			go c.watchProcess()
+		}
+		return h.welcomeLocked(c, p, conn, w, false)
 	case wire.RoleEvents:
 		if _, err := h.checkToken(hello); err != nil {
 			return nil, w, err
@@ -182,6 +192,34 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 		return h.admitAgent(hello, conn, w)
 	}
 	return nil, w, spec.Errorf(spec.CodeProtocol, "unknown role %q", hello.Role)
+}
+
+// welcomeLocked gives a caller a connection.
+func (h *Head) welcomeLocked(c *caller, p port, conn *wire.Conn, w wire.Welcome, back bool) (peer, wire.Welcome, error) {
+	w.Caller = c.number
+	h.storesOf(&w, c.holder(), c.worker.nodeIndex())
+	h.noteCallerLocked(c)
+	return &callerConn{caller: c, lineEnd: c.beginLocked(p, conn, back)}, w, nil
+}
+
+// admitBack lets a caller in that was here before.
+func (h *Head) admitBack(hello wire.Hello, p port, conn *wire.Conn, w wire.Welcome, trusted bool) (peer, wire.Welcome, error) {
+	wk := (*worker)(nil)
+	if !trusted {
+		var err error
+		if wk, err = h.checkToken(hello); err != nil {
+			return nil, w, err
+		}
+	}
+	c := h.callers[hello.Back]
+	if c == nil || c.worker != wk || c.pid != hello.Pid {
+		return nil, w, spec.Errorf(spec.CodeHeadLost, "this head has no controller of number %d and process %d (any more): it was away for too long", hello.Back, hello.Pid)
+	}
+	if c == h.owner {
+		w.Token = h.token
+	}
+	c.runtime = hello.Runtime
+	return h.welcomeLocked(c, p, conn, w, true)
 }
 
 func parseVirtual(text string) (spec.Virtual, error) {
@@ -201,6 +239,43 @@ func (h *Head) checkToken(hello wire.Hello) (*worker, error) {
 		return wk, nil
 	}
 	return nil, spec.Errorf(spec.CodeAuth, "the token is not that of this session (%s): a script needs the token file beside the head's socket", h.opts.Session)
+}
+
+// watchProcess hears of the end of a script's process, which its connection's end
+// does not prove.
+func (c *caller) watchProcess() {
+	watch, err := process.NewWatch(c.pid)
+	if err != nil {
+		return // not to be seen from here
+	}
+	defer watch.Close()
+	select {
+	case <-watch.Done():
+	case <-c.ctx.Done():
+		return
+	case <-c.h.over:
+		return
+	}
+	c.h.mu.Lock()
+	c.dead = true
+	away := c.port == nil
+	c.h.mu.Unlock()
+	if away {
+		c.leave(fmt.Errorf("its process %d has ended", c.pid))
+	}
+}
+
+// watchOwnerOf is watchOwner for the process that the head before this one had.
+func (h *Head) watchOwnerOf(owner journal.Process) {
+	if owner.Pid == 0 {
+		return
+	}
+	watch, err := process.NewWatch(owner.Pid)
+	if err != nil || !lives(owner) {
+		h.end(fmt.Sprintf("its owner (process %d) is gone", owner.Pid))
+		return
+	}
+	go h.watchOwner(watch, owner.Pid)
 }
 
 func (h *Head) watchOwner(w *process.Watch, pid int) {

@@ -13,7 +13,19 @@ import (
 
 // result takes a worker's Result frame. It leaves the head locked, for the next
 // of a burst: a node's workers answer together.
-func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
+func (h *Head) result(w *workerConn, f *wire.Frame, b *batch) error {
+	h.fault("result")
+	b.lock(h)
+	if w.lineEnd.gen != w.line.gen || h.resuming != nil {
+		if now, err := w.takesLocked(f, ""); !now || err != nil {
+			return err
+		}
+	}
+	return h.resultLocked(w.worker, f, b)
+}
+
+// resultLocked is a leg's end. Of a result that comes twice, the second is dropped.
+func (h *Head) resultLocked(w *worker, f *wire.Frame, b *batch) error {
 	r := call.Result{Body: f.Body, Bufs: f.Bufs}
 	if f.Flags&wire.FlagError != 0 {
 		e := wire.ReadError(f.Body)
@@ -22,7 +34,6 @@ func (h *Head) result(w *worker, f *wire.Frame, b *batch) error {
 		}
 		r = call.Result{Err: e}
 	}
-	b.lock(h)
 	if w.try != nil {
 		return h.triedLocked(w, f, r.Err, b)
 	}

@@ -17,6 +17,21 @@ type budget struct {
 	taken  []time.Time // within the window, oldest first
 }
 
+// noted is when restarts were taken, as a journal keeps it; note takes it back.
+func (b *budget) noted() []float64 {
+	seconds := make([]float64, len(b.taken))
+	for i, at := range b.taken {
+		seconds[i] = float64(at.UnixNano()) / float64(time.Second)
+	}
+	return seconds
+}
+
+func (b *budget) note(seconds []float64) {
+	for _, s := range seconds {
+		b.taken = append(b.taken, time.Unix(0, int64(s*float64(time.Second))))
+	}
+}
+
 // take takes one restart: how many there are then within the window, and how long
 // to wait before it; false: there is none left.
 func (b *budget) take(now time.Time) (count int, wait time.Duration, ok bool) {

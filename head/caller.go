@@ -2,8 +2,10 @@ package head
 
 import (
 	"context"
+	"errors"
 	"sync"
 
+	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -11,64 +13,110 @@ import (
 
 // caller is a controller: a script, or a worker that calls others.
 type caller struct {
+	line
 	h       *Head
 	number  uint32
-	port    port
-	conn    *wire.Conn // nil for a relayed one
-	worker  *worker    // whose process it is in, nil for scripts
+	worker  *worker // whose process it is in, nil for scripts
 	pid     int
 	runtime spec.Runtime
-	left    bool // its connection has ended
+	leaving bool // it says that it does not come back
+	left    bool // it is gone for good
 	dead    bool // its process is known to be gone
 
-	ctx    context.Context // ends with the connection
+	ctx    context.Context // ends when it is gone
 	cancel context.CancelFunc
-	busy   sync.WaitGroup // requests being worked on
+	busy   sync.WaitGroup  // requests being worked on
+	asked  map[uint64]bool // by id
 
 	bytes   int // of arguments of its unanswered calls
 	answers keeping
-	route   route // reused by its one reader
+	had     map[uint64]bool // calls whose answers it was sent again, until it has sent its own
+	puts    []*call.Call    // answers that it gave back, as long
+	comeback
+	draining bool // early is being handled; what comes is put behind
+}
+
+// callerConn is one connection of a caller.
+type callerConn struct {
+	*caller
+	lineEnd
+	drains bool  // its frames are those that were put aside
+	route  route // reused by its one reader
 }
 
 // addCaller registers a controller. Called with mu held.
-func (h *Head) addCaller(p port, conn *wire.Conn, w *worker) *caller {
-	c := &caller{h: h, number: h.numberLocked(), port: p, conn: conn, worker: w}
+func (h *Head) addCaller(w *worker, pid int) *caller {
+	c := &caller{h: h, number: h.numberLocked(), worker: w, pid: pid, asked: map[uint64]bool{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	h.callers[c.number] = c
 	return c
 }
 
-func (c *caller) handle(f *wire.Frame, b *batch) error {
-	switch f.Kind {
-	case wire.KindCall:
+func (c *callerConn) handle(f *wire.Frame, b *batch) error {
+	if f.Kind == wire.KindCall {
 		return c.call(f, b)
-	case wire.KindRequest:
-		return c.request(f)
-	case wire.KindNotice:
-		verb, rest, err := wire.ReadVerb(f.Body)
-		if err == nil && verb != "release" {
-			err = noNotice("a controller", verb)
-		}
-		if err != nil {
+	}
+	verb, rest := "", []byte(nil)
+	if f.Kind == wire.KindNotice || f.Kind == wire.KindRequest {
+		var err error
+		if verb, rest, err = wire.ReadVerb(f.Body); err != nil {
 			return err
 		}
-		c.acked(f.Ack, b)
-		return c.h.release(c.holder(), rest, b)
+	}
+	c.h.mu.Lock()
+	now, err := c.takesLocked(f, verb, b)
+	c.h.mu.Unlock()
+	if !now || err != nil {
+		return err
+	}
+	return c.take(f, verb, rest, b)
+}
+
+// take handles a frame that is no Call.
+func (c *callerConn) take(f *wire.Frame, verb string, rest []byte, b *batch) error {
+	switch f.Kind {
+	case wire.KindRequest:
+		return c.request(f, verb, rest)
+	case wire.KindNotice:
+		return c.notice(f, verb, rest, b)
+	case wire.KindAnswer:
+		return c.put(f)
 	case wire.KindCancel, wire.KindExpire, wire.KindWait:
 		return c.steer(f, b)
 	}
 	return spec.Errorf(spec.CodeProtocol, "a controller sent a frame of kind %d", f.Kind)
 }
 
-// request works on a Request beside the reader: it may take long.
-func (c *caller) request(f *wire.Frame) error {
-	verb, rest, err := wire.ReadVerb(f.Body)
-	if err != nil {
-		return err
+func (c *callerConn) notice(f *wire.Frame, verb string, rest []byte, b *batch) error {
+	switch verb {
+	case "release":
+		c.acked(f.Ack, b)
+		return c.h.release(c.holder(), rest, b)
+	case "back":
+		return c.returned(rest, b)
+	case "resent":
+		return c.resent(b)
+	case "leave":
+		c.h.mu.Lock()
+		c.leaving = true
+		c.h.mu.Unlock()
+		return nil
 	}
+	return noNotice("a controller", verb)
+}
+
+// request works on a Request beside the reader: it may take long.
+func (c *callerConn) request(f *wire.Frame, verb string, rest []byte) error {
 	id, body := f.ID, append([]byte(nil), rest...)
 	if verb == "pool.release" { // quick, and before what its sender asks for next
 		c.respond(id, verb, body)
+		return nil
+	}
+	c.h.mu.Lock()
+	under := c.asked[id]
+	c.asked[id] = true
+	c.h.mu.Unlock()
+	if under { // it was cut off while it waited: it is answered once, where it is by then
 		return nil
 	}
 	c.busy.Add(1)
@@ -81,28 +129,39 @@ func (c *caller) request(f *wire.Frame) error {
 
 // respond answers one request.
 func (c *caller) respond(id uint64, verb string, body []byte) {
-	resp, err := c.serve(verb, body)
+	resp, err := c.serve(id, verb, body)
 	if err == nil {
 		body, err = resp.MarshalMsg(nil)
 	}
+	hd := wire.Header{Kind: wire.KindResponse, ID: id}
 	if err != nil {
-		c.port.Queue(wire.Header{Kind: wire.KindResponse, Flags: wire.FlagError, ID: id}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
-	} else {
-		c.port.Queue(wire.Header{Kind: wire.KindResponse, ID: id}, nil, body, nil)
+		hd.Flags, body = wire.FlagError, wire.AppendError(nil, spec.AsError(err))
 	}
-	c.port.Flush()
+	c.h.fault("responding")
+	c.h.mu.Lock()
+	delete(c.asked, id)
+	to := c.port
+	if to != nil { // else it asks again when it is back
+		to.Queue(hd, nil, body, nil)
+	}
+	c.h.mu.Unlock()
+	if to != nil {
+		to.Flush()
+	}
+	c.h.fault("responded")
 }
 
 // serve answers one request.
-func (c *caller) serve(verb string, body []byte) (marshaler, error) {
+func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 	h := c.h
+	origin := uint64(c.number)<<32 | id&0xffffffff
 	switch verb {
 	case "pool.create":
 		var req wire.PoolCreate
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		return orError(h.createPool(c.ctx, c, &req))
+		return orError(h.createPool(c.ctx, c, origin, &req))
 	case "pool.release":
 		var req wire.PoolRelease
 		if err := parse(verb, &req, body); err != nil {
@@ -113,6 +172,7 @@ func (c *caller) serve(verb string, body []byte) (marshaler, error) {
 		if p := h.pools[req.Pool]; p != nil {
 			p.released = true
 			h.releaseLocked(p)
+			h.notePoolLocked(p)
 		}
 		return &wire.Empty{}, nil
 	case "cluster.create":
@@ -120,7 +180,7 @@ func (c *caller) serve(verb string, body []byte) (marshaler, error) {
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		return orError(h.createCluster(c.ctx, c, &req))
+		return orError(h.createCluster(c.ctx, c, origin, &req))
 	case "cluster.describe", "cluster.stop", "cluster.clear":
 		return c.serveCluster(verb, body)
 	case "plan":
@@ -249,15 +309,49 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 	return nil
 }
 
-// gone: the connection ended, and with it what was only for this caller.
-func (c *caller) gone(err error) {
+// gone: the connection ended. Its process may come back on another.
+func (c *callerConn) gone(err error) {
+	h := c.h
+	h.mu.Lock()
+	if !c.endedLocked(&c.lineEnd) {
+		h.mu.Unlock()
+		return
+	}
+	if !c.leaving && !c.dead && !hungUp(err) && !h.isOver {
+		c.awayLocked(h, h.opts.Grace, func() { c.leave(errAwayTooLong) })
+		h.mu.Unlock()
+		return
+	}
+	h.mu.Unlock()
+	c.leave(err)
+}
+
+// errAwayTooLong is the end of the grace.
+var errAwayTooLong = errors.New("its connection was lost, and it did not come back in time")
+
+// leave: the caller does not come back, and with it goes what was only for it.
+func (c *caller) leave(err error) {
 	h := c.h
 	c.cancel()
+	if h.crashed.Load() {
+		return
+	}
 	var b batch
 	h.mu.Lock()
+	if c.left {
+		h.mu.Unlock()
+		return
+	}
 	c.left = true
+	c.hereLocked()
 	h.free.Broadcast()
 	delete(h.callers, c.number)
+	h.noteLeftLocked(c)
+	for _, k := range c.answers.open() {
+		if k.call != nil {
+			h.ordersLocked(h.table.Acked(k.call), &b)
+		}
+	}
 	h.ordersLocked(h.table.CallerGone(c.number), &b)
 	if c.worker == nil {
 		h.endedLocked(lease.Caller(c.number), c.worker.nodeIndex(), &b)
@@ -273,8 +367,10 @@ func (c *caller) gone(err error) {
 		if p.owner == c {
 			p.released = true
 			h.releaseLocked(p)
+			h.notePoolLocked(p)
 		}
 	}
+	h.settleSoonLocked()
 	h.mu.Unlock()
 	b.flush()
 	if isOwner {

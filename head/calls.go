@@ -37,7 +37,12 @@ type pending struct {
 	reports map[int]spec.RankInfo // places that ranks told as of this call
 	layout  *spec.Error           // what is wrong with them
 	unread  int                   // Answers that its caller has not acknowledged
-	watch   watched
+
+	put       bool // all there is of it is its answer, given back by its caller
+	planned   bool
+	spliced   bool // its arguments are complete
+	uncertain bool // how it was cut before cannot be told
+	watch     watched
 }
 
 var rankZero = []int{0}
@@ -50,23 +55,40 @@ const (
 )
 
 // call takes a Call frame.
-func (c *caller) call(f *wire.Frame, b *batch) error {
+func (c *callerConn) call(f *wire.Frame, b *batch) error {
 	h, r := c.h, &c.route
 	payload, err := r.read(f.Body)
 	if err != nil {
 		return err
 	}
+	h.fault("call")
 	h.mu.Lock()
+	if c.lineEnd.gen != c.line.gen || h.resuming != nil || c.draining {
+		now, err := c.takesLocked(f, "", b)
+		if !now || err != nil {
+			h.mu.Unlock()
+			return err
+		}
+	}
 	c.ackLocked(f.Ack, b)
-	p, refused := h.resolveLocked(c, r)
+	again := f.Flags&wire.FlagAgain != 0
+	if again && c.knownLocked(f, payload, b) {
+		h.mu.Unlock()
+		return nil
+	}
+	p, refused := h.resolveLocked(c.caller, r)
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
 	}
 	if refused == nil && len(p.waits) > 0 {
 		h.pairLocked(p, p.cluster.ranks)
 	}
+	from := c.holder()
+	if again {
+		from = 0 // it has told what it knows of
+	}
 	if refused != nil {
-		h.arrivedLocked(c.holder(), 0, f.Bufs)
+		h.arrivedLocked(from, 0, f.Bufs)
 		h.tellStoresLocked(b)
 		c.failLocked(f.ID, refused, b)
 		h.mu.Unlock()
@@ -74,11 +96,11 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	}
 	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
-	req := h.requestOf(c, f.ID, r, p)
+	req := h.requestOf(c.caller, f.ID, r, p)
 	req.Leased = wire.HasRefs(f.Bufs)
 	made, ops := h.table.Submit(req)
 	if req.Leased {
-		h.arrivedLocked(c.holder(), lease.Call(uint64(made.ID)), f.Bufs)
+		h.arrivedLocked(from, lease.Call(uint64(made.ID)), f.Bufs)
 	}
 	if made.State == call.Held && len(p.waits) == 0 && p.parts == nil { // behind one that waits
 		p.payload = bytes.Clone(payload)
@@ -92,22 +114,29 @@ func (c *caller) call(f *wire.Frame, b *batch) error {
 	h.tellStoresLocked(b)
 	c.throttleLocked(b)
 	h.mu.Unlock()
+	h.fault("sending")
 	return nil
 }
 
 // prepareLocked plans the call, unless it must wait for futures first.
 func (h *Head) prepareLocked(p *pending, r *route, payload []byte, f *wire.Frame) *spec.Error {
+	layout := p.cluster.ranks
+	if p.reads() {
+		h.mu.Unlock() // cutting copies the arguments: not under the lock
+		defer h.mu.Lock()
+	}
+	return p.prepareArgs(layout, r, payload, f)
+}
+
+func (p *pending) prepareArgs(layout []spec.RankInfo, r *route, payload []byte, f *wire.Frame) *spec.Error {
 	if p.again {
 		f.Keep()
 		payload = bytes.Clone(payload)
 	}
 	p.payload, p.bufs = payload, f.Bufs
 	if !p.reads() {
-		return p.prepare(p.cluster.ranks, r.ranks)
+		return p.prepare(layout, r.ranks)
 	}
-	layout := p.cluster.ranks
-	h.mu.Unlock() // cutting copies the arguments: not under the lock
-	defer h.mu.Lock()
 	if err := p.args.Parse(payload, f.Bufs); err != nil {
 		e := *spec.AsError(err)
 		e.Message = p.method.title + ": its arguments: " + e.Message
@@ -209,7 +238,9 @@ func (c *caller) answerLocked(of *call.Call, hd wire.Header, body []byte, bufs [
 	if to := c.holder(); to != 0 {
 		c.h.sentLocked(to, bufs)
 	}
-	b.queue(c.port, hd, nil, body, bufs)
+	if c.port != nil { // else it is sent when the caller is back
+		b.queue(c.port, hd, nil, body, bufs)
+	}
 }
 
 // acked is ackLocked for a frame that is no call.
@@ -247,7 +278,7 @@ func (c *caller) wait(slow port) {
 	c.h.mu.Lock()
 	defer c.h.mu.Unlock()
 	c.h.throttled++
-	for c.bytes > maxBytes && !c.left {
+	for (c.bytes > maxBytes || (c.h.resuming != nil && c.all)) && !c.left {
 		c.h.free.Wait()
 	}
 	c.h.throttled--
@@ -277,6 +308,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 			h.cancelLegLocked(op.Call, op.Leg, true, b)
 		case call.Stacks:
 			go h.expired(op.Call)
+		case call.Again:
+			p.caller.againLocked(op.Call, b)
 		case call.Release:
 			p.cluster.workers[op.Call.Legs[op.Leg].Worker.Rank].releaseLocked(b)
 		case call.Forget:

@@ -33,6 +33,9 @@ type cluster struct {
 	settled      chan struct{} // closed when all are ready or the first failed
 	failed       *spec.Error
 	up           bool
+	stopping     bool
+	origin       uint64        // of the request that made it
+	ended        chan struct{} // closed when nothing of it is left
 	master       placement.Master
 
 	direct []*worker // where a broadcast goes: those with connections of their own,
@@ -55,11 +58,15 @@ func (cl *cluster) grace() time.Duration {
 }
 
 // createCluster starts a cluster and returns when every worker is ready.
-func (h *Head) createCluster(ctx context.Context, owner *caller, req *wire.ClusterCreate) (*wire.ClusterInfo, error) {
-	cl, err := h.registerCluster(owner, req)
+func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate) (*wire.ClusterInfo, error) {
+	if info, err := h.createdBefore(ctx, origin); info != nil || err != nil {
+		return info, err
+	}
+	cl, err := h.registerCluster(owner, origin, req)
 	if err != nil {
 		return nil, err
 	}
+	h.fault("cluster registered")
 	if err := h.startCluster(ctx, cl); err != nil {
 		stopCtx, cancel := context.WithTimeout(context.Background(), cl.grace()+h.opts.StopWait)
 		defer cancel()
@@ -72,7 +79,7 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, req *wire.Clust
 }
 
 // registerCluster checks, places and names a cluster, all before anything starts.
-func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster, error) {
+func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCreate) (*cluster, error) {
 	s := req.Spec
 	if s.Runtime.Python == "" && len(s.Runtime.Command) == 0 {
 		s.Runtime = owner.runtime
@@ -94,8 +101,7 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 		return nil, err
 	}
 	s = plan.Cluster // as it was checked, with what follows from it
-	cl := &cluster{spec: s, plan: plan, pool: p, owner: owner, settled: make(chan struct{})}
-	cl.budget = budget{most: s.MaxRestarts, window: time.Duration(s.RestartWindowSeconds * float64(time.Second))}
+	cl := newCluster(s, plan, p, owner, origin)
 	cl.Number, cl.Name = h.numberLocked(), s.Name
 	if err := h.checkFilesLocked(cl); err != nil {
 		return nil, err
@@ -114,7 +120,42 @@ func (h *Head) registerCluster(owner *caller, req *wire.ClusterCreate) (*cluster
 	}
 	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
 	p.clusters++
+	h.noteClusterLocked(cl)
 	return cl, nil
+}
+
+func newCluster(s spec.Cluster, plan placement.Plan, p *pool, owner *caller, origin uint64) *cluster {
+	return &cluster{
+		spec: s, plan: plan, pool: p, owner: owner, origin: origin, settled: make(chan struct{}), ended: make(chan struct{}),
+		recovery: recovery{budget: budget{most: s.MaxRestarts, window: time.Duration(s.RestartWindowSeconds * float64(time.Second))}},
+	}
+}
+
+// createdBefore finds what an earlier sending of the same request led to: a cluster
+// that is up is the answer; one that is being cleared has to be gone first.
+func (h *Head) createdBefore(ctx context.Context, origin uint64) (*wire.ClusterInfo, error) {
+	for {
+		h.mu.Lock()
+		var found *cluster
+		for _, cl := range h.clusters {
+			if cl.origin == origin {
+				found = cl
+			}
+		}
+		if found == nil || found.up {
+			defer h.mu.Unlock()
+			if found == nil {
+				return nil, nil
+			}
+			return found.infoLocked(), nil
+		}
+		h.mu.Unlock()
+		select {
+		case <-found.ended:
+		case <-ctx.Done():
+			return nil, spec.Errorf(spec.CodeCancelled, "cluster %s: its start was given up: %v", found.Name, context.Cause(ctx))
+		}
+	}
 }
 
 // newWorkerLocked makes a worker that is about to be started.
@@ -177,7 +218,9 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	h.mu.Lock()
 	failed := cl.failed
 	cl.up = failed == nil
+	h.noteClusterLocked(cl)
 	h.mu.Unlock()
+	h.fault("cluster up")
 	if failed != nil {
 		h.tell(cl, "could not start", true)
 		cancel()
@@ -368,12 +411,15 @@ func (h *Head) goneLocked(cl *cluster, why string) {
 // stopCluster ends every process of a cluster and gives back what it held.
 func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 	h.mu.Lock()
-	if h.clusters[cl.Number] != cl {
+	if h.clusters[cl.Number] != cl || h.crashed.Load() {
 		h.mu.Unlock()
 		return nil
 	}
 	h.goneLocked(cl, why)
+	cl.stopping = true
+	h.noteClusterLocked(cl)
 	h.mu.Unlock()
+	h.fault("cluster stopping")
 	h.endRestarts(cl) // or they would start what is not stopped below
 	h.mu.Lock()
 	byNode := map[*node][]uint32{}
@@ -400,6 +446,8 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 		return nil
 	}
 	delete(h.clusters, cl.Number)
+	close(cl.ended)
+	h.noteEndLocked(cl)
 	h.gone[cl.Number] = cl.Name
 	if h.names[cl.Name] == cl {
 		delete(h.names, cl.Name)

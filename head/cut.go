@@ -52,7 +52,7 @@ func (p *pending) prepare(layout []spec.RankInfo, ranks []int) *spec.Error {
 	}
 	plan, err := r.Plan()
 	if err == nil {
-		p.plan = plan
+		p.plan, p.planned = plan, true
 		if p.reads() && (!plan.Cast || p.marked) {
 			err = p.cutParts()
 		}

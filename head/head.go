@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/muster-rl/muster/backend"
@@ -37,10 +38,13 @@ type Options struct {
 	// Journal is where the head writes down what the one after it needs; nil:
 	// nowhere. Resume is what the one before it has written; nil: there was none.
 	Journal *journal.Journal
-	Resume  *journal.State
+	// Fault, where not nil, is told of every step, for tests that end the head at one.
+	Fault  func(step string)
+	Resume *journal.State
 
 	CancelGrace time.Duration // cancel to "still in C"; 5 s
 	ExitWait    time.Duration // a worker's connection ended, its exit is not told; 5 s
+	Grace       time.Duration // for who is cut off to come back, and for a head that is gone; 30 s
 	StopWait    time.Duration // on top of the workers' grace; 10 s
 	TellEvery   time.Duration // how often a wait without news is told again; 2 s
 	WatchAfter  time.Duration // when a collective call can look as if it hangs; 10 s, below 0: never
@@ -52,6 +56,9 @@ func (o *Options) defaults() {
 	}
 	if o.ExitWait == 0 {
 		o.ExitWait = 5 * time.Second
+	}
+	if o.Grace == 0 {
+		o.Grace = 30 * time.Second
 	}
 	if o.StopWait == 0 {
 		o.StopWait = 10 * time.Second
@@ -70,6 +77,7 @@ func (o *Options) defaults() {
 // Head is a running head.
 type Head struct {
 	opts     Options
+	epoch    uint32
 	address  string
 	token    string
 	secret   []byte
@@ -95,7 +103,8 @@ type Head struct {
 	events     events
 	parts      []wire.Value // for joining results
 	watchdog   watchdog
-	throttled  int // callers that wait for calls in flight to end
+	resuming   *resuming // while those are waited for who knew the head before this one
+	throttled  int       // callers that wait for calls in flight to end
 	free       *sync.Cond
 
 	owner    *caller
@@ -107,30 +116,41 @@ type Head struct {
 	overWhy  string
 	serving  sync.WaitGroup
 	launches sync.WaitGroup // StartNodes under way
+	connsMu  sync.Mutex
 	conns    map[*wire.Conn]bool
+	crashed  atomic.Bool
+	crash    chan struct{}
 	lanes    []*lane
 }
 
 // New makes a head that listens in opts.Dir.
 func New(opts Options) (*Head, error) {
 	opts.defaults()
+	epoch := opts.Journal.Epoch()
 	h := &Head{
-		opts: opts, table: call.NewTable(1), begun: time.Now(), watchdog: watchdog{after: opts.WatchAfter},
+		opts: opts, epoch: epoch, table: call.NewTable(epoch), begun: time.Now(), crash: make(chan struct{}), watchdog: watchdog{after: opts.WatchAfter},
 		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{}, gone: map[uint32]string{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
 	}
 	h.free = sync.NewCond(&h.mu)
-	secret := make([]byte, 32)
-	if _, err := rand.Read(secret); err != nil {
+	h.secret = make([]byte, 32)
+	if opts.Resume != nil {
+		h.secret = opts.Resume.Meta.Secret
+		if err := h.restore(opts.Resume); err != nil {
+			return nil, fmt.Errorf("the journal of session %s cannot be gone on from: %w", opts.Session, err)
+		}
+	} else if _, err := rand.Read(h.secret); err != nil {
 		return nil, fmt.Errorf("no randomness for tokens: %w", err)
 	}
-	h.secret = secret
 	h.token = h.tokenFor("session")
 	if err := os.MkdirAll(opts.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("cannot make the folder for sockets: %w", err)
 	}
 	h.address = filepath.Join(opts.Dir, "head.sock")
+	if opts.Resume != nil {
+		_ = os.Remove(h.address) // the one before this could not
+	}
 	listener, err := net.Listen("unix", h.address)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen on %s: %w", h.address, err)
@@ -168,10 +188,18 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.serving.Add(1)
 	go h.accept()
 	h.serving.Go(h.watchCalls)
+	if h.opts.Resume != nil {
+		h.resume(h.opts.Resume)
+	}
 	if owner != nil {
 		h.serve(wire.NewConn(owner), true)
 	}
 	select {
+	case <-h.crash:
+		h.end("it crashed") // for those who watch over others
+		h.serving.Wait()
+		h.closeLanes()
+		return errCrashed
 	case <-ctx.Done():
 		h.end(context.Cause(ctx).Error())
 	case <-h.over:
@@ -179,12 +207,12 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.opts.Log.Info("ending", "why", h.overWhy)
 	err := h.takeDown()
 	_ = h.listener.Close()
-	h.mu.Lock()
+	h.connsMu.Lock()
 	open := make([]*wire.Conn, 0, len(h.conns))
 	for c := range h.conns {
 		open = append(open, c)
 	}
-	h.mu.Unlock()
+	h.connsMu.Unlock()
 	for _, c := range open { // side by side: some may not read any more
 		h.serving.Go(func() { _ = c.CloseWhenFlushed() })
 	}

@@ -53,7 +53,11 @@ func (h *Head) namedLocked(w *worker, f *wire.Frame) {
 		c.Leased = true
 		holder = lease.Call(f.ID)
 	}
-	h.arrivedLocked(w.holder(), holder, f.Bufs)
+	from := w.holder()
+	if f.Flags&wire.FlagAgain != 0 {
+		from = 0 // it has told what it knows of
+	}
+	h.arrivedLocked(from, holder, f.Bufs)
 }
 
 // sentLocked takes note of the references in a frame that goes to a process.
@@ -91,16 +95,23 @@ func (n *node) movingLocked(o lease.Object, b *batch) {
 
 // release takes a Notice of what a process does not know of any more.
 func (h *Head) release(from lease.Holder, body []byte, b *batch) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.releasedLocked(from, body); err != nil {
+		return err
+	}
+	h.tellStoresLocked(b)
+	return nil
+}
+
+func (h *Head) releasedLocked(from lease.Holder, body []byte) error {
 	var r wire.Releases
 	if err := parse("release", &r, body); err != nil {
 		return err
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	for _, o := range r.Objects {
 		h.leases.Release(from, lease.Object(o.Object), o.Count)
 	}
-	h.tellStoresLocked(b)
 	return nil
 }
 

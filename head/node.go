@@ -2,6 +2,7 @@ package head
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -14,18 +15,28 @@ import (
 
 // node is one agent, from its launch to its end.
 type node struct {
-	h     *Head
-	index int
-	name  string
-	info  spec.Node
-	agent backend.Agent
-	conn  *wire.Conn
+	h      *Head
+	index  int
+	name   string
+	info   spec.Node
+	agent  backend.Agent
+	handle *backend.Handle // of the agent that the head before this one had
+	pid    int             // of the agent
+	line
+	asker  *wire.Asker  // nil while it is away
+	cast   [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
+	told   wire.Objects // for its store, while that is put together; empty between
+	ready  bool
+	lost   *spec.Error     // why it is no use any more
+	report *wire.AgentBack // of one that is back, until all are
+}
+
+// nodeConn is one connection of an agent.
+type nodeConn struct {
+	*node
+	lineEnd
 	asker *wire.Asker
-	links []peer       // relayed connections, by link; its reader's alone
-	cast  [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
-	told  wire.Objects // for its store, while that is put together; empty between
-	ready bool
-	lost  *spec.Error // why it is no use any more
+	links []peer // relayed connections, by link; its reader's alone
 }
 
 // StartNodes launches the agents of all nodes the backend has. It returns when
@@ -37,6 +48,13 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		return
 	}
 	h.launches.Add(1)
+	if h.owner == nil && h.opts.Resume == nil {
+		text := ""
+		if virtual {
+			text = v.String()
+		}
+		h.noteMetaLocked(text)
+	}
 	h.mu.Unlock()
 	defer h.launches.Done()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -59,7 +77,9 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		h.backendErr = fmt.Errorf("cannot find nodes: %w", err)
 	}
 	for i, name := range names {
-		h.nodes = append(h.nodes, &node{h: h, index: i, name: name})
+		if i >= len(h.nodes) { // else the head before this one had it
+			h.nodes = append(h.nodes, &node{h: h, index: i, name: name})
+		}
 	}
 	nodes := append([]*node(nil), h.nodes...)
 	h.announceLocked()
@@ -73,17 +93,28 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		if virtual {
 			devices = v.Devices
 		}
-		agent, err := b.Launch(ctx, backend.Join{
+		join := backend.Join{
 			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
 			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
-			Python: warm.Python,
-		})
-		if err != nil {
+			Python: warm.Python, Grace: h.opts.Grace.Seconds(),
+		}
+		var agent backend.Agent
+		if n.handle != nil {
+			agent, err = b.Adopt(ctx, join, *n.handle)
+		} else {
+			agent, err = b.Launch(ctx, join)
+		}
+		switch {
+		case errors.Is(err, backend.ErrGone):
+			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s ended while there was no head. Its workers went with it", n.name))
+			continue
+		case err != nil:
 			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s could not be started: %v", n.name, err))
 			continue
 		}
 		h.mu.Lock()
 		n.agent = agent
+		h.noteNodeLocked(n, 0)
 		h.mu.Unlock()
 		go n.watch(agent)
 	}
@@ -109,16 +140,27 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of the agent of node %d", i)
 	}
 	n := h.nodes[i]
-	if n.conn != nil || n.lost != nil {
+	switch {
+	case n.lost != nil:
+		return nil, w, spec.Errorf(spec.CodeNodeLost, "the agent of %s is not waited for any more: %s", n.name, n.lost.Message)
+	case n.gen > 0 && hello.Back == 0:
 		return nil, w, spec.Errorf(spec.CodeInvalid, "the agent of %s has joined already", n.name)
 	}
 	n.info = *hello.Node
 	h.storesOf(&w, 0, n.index)
-	n.conn, n.asker = conn, wire.NewAsker(conn)
-	return n, w, nil
+	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn)}
+	n.asker = nil
+	if hello.Back == 0 {
+		n.asker = nc.asker
+		h.noteNodeLocked(n, hello.Pid)
+	}
+	return nc, w, nil
 }
 
-func (n *node) start() {
+func (n *nodeConn) start() {
+	if n.lineEnd.back {
+		return
+	}
 	n.h.mu.Lock()
 	n.ready = true
 	var warm *spec.Runtime
@@ -134,7 +176,7 @@ func (n *node) start() {
 	}
 }
 
-func (n *node) handle(f *wire.Frame, b *batch) error {
+func (n *nodeConn) handle(f *wire.Frame, b *batch) error {
 	switch {
 	case f.Kind == wire.KindOpen:
 		n.open(f)
@@ -152,6 +194,9 @@ func (n *node) handle(f *wire.Frame, b *batch) error {
 		return err
 	}
 	switch verb {
+	case "back":
+		return n.returned(rest, b)
+	case "resent":
 	case "log":
 		f.Keep()
 		n.h.mu.Lock()
@@ -162,7 +207,7 @@ func (n *node) handle(f *wire.Frame, b *batch) error {
 		if _, err := e.UnmarshalMsg(rest); err != nil {
 			return spec.Errorf(spec.CodeProtocol, "a notice of an exit that cannot be read: %v", err)
 		}
-		n.h.exited(n, e)
+		n.h.exited(n.node, e)
 	case "moving":
 		var m wire.Moving
 		if _, err := m.UnmarshalMsg(rest); err != nil {
@@ -181,8 +226,8 @@ func (n *node) handle(f *wire.Frame, b *batch) error {
 const maxLinkGap = 1 << 12
 
 // open takes a connection that the agent relays.
-func (n *node) open(f *wire.Frame) {
-	p := &link{conn: n.conn, peer: f.Peer, node: n}
+func (n *nodeConn) open(f *wire.Frame) {
+	p := &link{conn: n.lineEnd.conn, peer: f.Peer, node: n.node}
 	hello, err := wire.ParseHello(f.Body)
 	if int(f.Peer) > len(n.links)+maxLinkGap {
 		err = spec.Errorf(spec.CodeProtocol, "link %d: links are numbered from 1 on, and the last was %d", f.Peer, len(n.links)-1)
@@ -211,7 +256,7 @@ func (n *node) open(f *wire.Frame) {
 }
 
 // relayed hands a link's frame to its peer. An error ends the link alone.
-func (n *node) relayed(f *wire.Frame, b *batch) {
+func (n *nodeConn) relayed(f *wire.Frame, b *batch) {
 	if int(f.Peer) >= len(n.links) || n.links[f.Peer] == nil {
 		return
 	}
@@ -222,20 +267,24 @@ func (n *node) relayed(f *wire.Frame, b *batch) {
 			return
 		}
 		b.unlock(n.h)
-		_ = (&link{conn: n.conn, peer: f.Peer}).Close()
+		_ = (&link{conn: n.lineEnd.conn, peer: f.Peer}).Close()
 	}
 	n.links[f.Peer] = nil
 	who.gone(err)
 }
 
-func (n *node) gone(err error) {
-	n.asker.Fail(spec.Errorf(spec.CodeNodeLost, "the agent of %s is gone", n.name))
+func (n *nodeConn) gone(err error) {
+	h := n.h
+	h.mu.Lock()
+	last := n.endedLocked(&n.lineEnd)
+	if last {
+		n.node.asker = nil
+	}
+	h.mu.Unlock()
+	n.asker.Fail(errAway)
 	links := n.links
 	n.links = nil
-	n.h.mu.Lock()
-	agent := n.agent
-	n.h.mu.Unlock()
-	n.h.serving.Go(func() { _ = n.conn.CloseWhenFlushed() }) // its end is waited for below
+	h.serving.Go(func() { _ = n.lineEnd.conn.CloseWhenFlushed() })
 	for _, who := range links {
 		if who == nil {
 			continue
@@ -243,25 +292,38 @@ func (n *node) gone(err error) {
 		// Not wrapped: whatever it was is no fault of theirs.
 		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) //nolint:errorlint // see above
 	}
-	if agent == nil {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	agent := n.agent
+	if !last || n.lineEnd.gen != n.line.gen || agent == nil {
 		return
 	}
-	// The agent's process tells more of its end than its connection does.
-	select {
-	case <-agent.Done():
-	case <-time.After(n.h.opts.ExitWait):
-		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended: %v", n.name, err))
-		agent.Kill()
+	// Its workers may still answer, and it may come back; its process tells of its
+	// end by itself.
+	wait := h.opts.Grace
+	if hungUp(err) {
+		wait = 0
 	}
+	n.awayLocked(h, wait, func() {
+		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back", n.name, err))
+		agent.Kill()
+	})
 }
+
+// errAway says that an agent may come back.
+var errAway = errors.New("the connection to the agent is cut")
 
 // lose takes a node out of use and ends its workers' part in calls.
 func (n *node) lose(why *spec.Error) {
 	h := n.h
+	if h.crashed.Load() {
+		return
+	}
 	var b batch
 	h.mu.Lock()
 	if n.lost == nil {
 		n.lost, n.ready = why, false
+		n.hereLocked()
 		why.Node = n.name
 		for _, w := range h.workers {
 			if w.node == n {
@@ -316,16 +378,28 @@ func (n *node) tellLocked(verb string, req marshaler, b *batch) {
 // unasked is an id that no Asker comes to: an answer to it is dropped.
 const unasked = 1 << 63
 
-// ask sends a request to the agent of n, if there is one.
+// ask sends a request to the agent of n, if there is one. While it is away it is
+// waited for, and asked again: what is asked of agents can be asked twice.
 func (n *node) ask(ctx context.Context, verb string, req marshaler, resp unmarshaler) error {
-	n.h.mu.Lock()
-	asker, lost := n.asker, n.lost
-	n.h.mu.Unlock()
-	if lost != nil {
-		return lost
+	for {
+		n.h.mu.Lock()
+		asker, lost, joined, changed := n.asker, n.lost, n.gen > 0 || n.h.resuming != nil, n.h.changed
+		n.h.mu.Unlock()
+		switch {
+		case lost != nil:
+			return lost
+		case !joined:
+			return spec.Errorf(spec.CodeNodeLost, "the agent of %s has not joined", n.name)
+		case asker != nil:
+			if err := asker.Ask(ctx, verb, req, resp); !errors.Is(err, errAway) {
+				return err
+			}
+			continue
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
-	if asker == nil {
-		return spec.Errorf(spec.CodeNodeLost, "the agent of %s has not joined", n.name)
-	}
-	return asker.Ask(ctx, verb, req, resp)
 }

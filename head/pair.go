@@ -13,8 +13,7 @@ import (
 // its rows in as many parts, in order. Then each part is what the same part of
 // that call gave, and a rank begins when its own rows are there.
 func (h *Head) pairLocked(p *pending, layout []spec.RankInfo) {
-	if p.how != howMode || p.method.mode.Cut != dispatch.CutRows || p.method.mode.Spec ||
-		p.method.mode.Feed != dispatch.Everyone || p.method.Execute == dispatch.ExecuteRankZero {
+	if !p.pairs() {
 		return
 	}
 	r := p.request(layout, nil)
@@ -64,11 +63,17 @@ func (h *Head) pairLocked(p *pending, layout []spec.RankInfo) {
 	p.parts = make([]wire.Value, plan.Parts)
 }
 
+// pairs says that the method is one that takes futures part by part.
+func (p *pending) pairs() bool {
+	return p.how == howMode && p.method.mode.Cut == dispatch.CutRows && !p.method.mode.Spec &&
+		p.method.mode.Feed == dispatch.Everyone && p.method.Execute != dispatch.ExecuteRankZero
+}
+
 // partsOf is in how many parts, each from one leg, a call gives its rows; 0
 // where it does not.
 func partsOf(c *call.Call) int {
 	p := c.Data.(*pending)
-	if c.Split || p.plan.Collect.Join != dispatch.JoinChain || (len(p.waits) > 0 && p.paired == nil) {
+	if c.Split || p.put || p.plan.Collect.Join != dispatch.JoinChain || (len(p.waits) > 0 && p.paired == nil) {
 		return 0
 	}
 	if p.plan.Collect.Ranks == nil {
@@ -86,10 +91,14 @@ func rankOf(c *call.Call, part int) int {
 	return p.plan.Collect.Ranks[part]
 }
 
-// sendLegLocked sends one leg of a paired call.
+// sendLegLocked sends one leg, of a paired call or of one that the others have got.
 func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 	if c.Legs[leg].Done || c.State == call.Answered {
 		return // the call has failed since the order was given
+	}
+	if c.Paired == nil {
+		h.sendRestLocked(c, leg, p, b)
+		return
 	}
 	part, err := p.pairedPart(c, leg)
 	if err != nil {
@@ -106,6 +115,45 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 		}
 	}
 	p.spent()
+}
+
+// sendRestLocked sends a leg that its worker did not get, of a call that others have.
+func (h *Head) sendRestLocked(c *call.Call, leg int, p *pending, b *batch) {
+	if err := p.complete(c); err != nil {
+		h.ordersLocked(h.table.Refuse(c, err), b)
+		return
+	}
+	v, flags := p.legAgain(c, leg)
+	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
+	h.lentLocked(lease.Worker(c.Legs[leg].Worker.Number), v.Bufs)
+	p.cluster.workers[c.Legs[leg].Worker.Rank].sendLocked(c, leg, wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: flags}, &v, b)
+	for i := range c.Legs {
+		if !c.Legs[i].Out && !c.Legs[i].Done {
+			return
+		}
+	}
+	p.spent()
+}
+
+// complete puts the arguments of a call together that were sent again.
+func (p *pending) complete(c *call.Call) *spec.Error {
+	if len(c.Futures) == 0 || p.spliced {
+		return nil
+	}
+	if p.uncertain {
+		return spec.Errorf(spec.CodeHeadLost, "%s: some ranks had got their part of the rows when the head ended, and which part of them the others should get went with it: make the call again", c.Title())
+	}
+	if err := p.splice(c); err != nil {
+		return err
+	}
+	p.spliced = true
+	if !p.planned {
+		return p.prepare(p.cluster.ranks, c.Ranks)
+	}
+	if err := p.cutParts(); err != nil {
+		return spec.AsError(err)
+	}
+	return nil
 }
 
 // pairedPart is the payload of one leg; legs of one part share it.

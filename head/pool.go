@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/muster-rl/muster/journal"
 	"github.com/muster-rl/muster/placement"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
@@ -17,13 +18,14 @@ import (
 type pool struct {
 	spec.Pool
 	owner    *caller
-	clusters int  // that use it
-	released bool // its owner let go
+	origin   uint64 // of the request that made it
+	clusters int    // that use it
+	released bool   // its owner let go
 }
 
 // createPool waits for the nodes to have joined and reserves, or says what is
 // missing.
-func (h *Head) createPool(ctx context.Context, owner *caller, req *wire.PoolCreate) (*spec.Pool, error) {
+func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req *wire.PoolCreate) (*spec.Pool, error) {
 	if req.Nodes < 1 || req.PerNode < 0 {
 		return nil, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
 	}
@@ -40,7 +42,7 @@ func (h *Head) createPool(ctx context.Context, owner *caller, req *wire.PoolCrea
 		h.mu.Lock()
 		waiting := h.joiningLocked()
 		if waiting == "" {
-			p, err := h.reserveLocked(owner, req)
+			p, err := h.reserveLocked(owner, origin, req)
 			if told {
 				h.progressLocked(wire.Progress{Subject: "pool", Doing: "nodes have joined", Done: len(h.nodes), Total: len(h.nodes), Final: true})
 			}
@@ -85,9 +87,14 @@ func (h *Head) joinedLocked() int {
 	return joined
 }
 
-func (h *Head) reserveLocked(owner *caller, req *wire.PoolCreate) (*spec.Pool, error) {
+func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate) (*spec.Pool, error) {
 	if owner.left {
 		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
+	}
+	for _, p := range h.pools {
+		if p.origin == origin { // it was asked for twice
+			return &p.Pool, nil
+		}
 	}
 	if h.backendErr != nil {
 		return nil, spec.Errorf(spec.CodeResources, "%v", h.backendErr)
@@ -115,7 +122,8 @@ func (h *Head) reserveLocked(owner *caller, req *wire.PoolCreate) (*spec.Pool, e
 	}
 	h.nextPool++
 	got.ID = h.nextPool
-	h.pools[got.ID] = &pool{Pool: got, owner: owner}
+	h.pools[got.ID] = &pool{Pool: got, owner: owner, origin: origin}
+	h.notePoolLocked(h.pools[got.ID])
 	return &got, nil
 }
 
@@ -135,6 +143,7 @@ func (h *Head) usersLocked(p *pool) string {
 func (h *Head) releaseLocked(p *pool) {
 	if p.released && p.clusters == 0 {
 		delete(h.pools, p.ID)
+		h.opts.Journal.Delete(&journal.Pool{Pool: p.Pool})
 	}
 }
 

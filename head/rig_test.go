@@ -253,7 +253,8 @@ func (c *controller) answersOf(id uint64) chan wire.Frame {
 }
 
 func (c *controller) close() {
-	_ = c.conn.Close()
+	_ = wire.Notify(c.conn, "leave", &wire.Empty{})
+	_ = c.conn.CloseWhenFlushed()
 	<-c.gone
 }
 

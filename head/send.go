@@ -76,6 +76,10 @@ func (p *pending) castLocked(c *call.Call, head wire.Header, v wire.Value, b *ba
 			if len(n.cast[k]) == 0 {
 				continue
 			}
+			if n.conn == nil { // they will say that they have not got it
+				n.cast[k] = n.cast[k][:0]
+				continue
+			}
 			if frame == nil {
 				head.Flags = flags
 				frame = wire.Bytes(wholeFrame(head, b.scratch, v.Raw, v.Bufs))

@@ -64,6 +64,8 @@ func (n *node) statusLocked() wire.NodeInfo {
 	switch {
 	case n.lost != nil:
 		info.State, info.Why = "lost", n.lost.Message
+	case n.ready && n.conn == nil:
+		info.State, info.Why = "away", "its connection was lost; it may come back"
 	case n.ready:
 		info.State = "up"
 	}

@@ -27,7 +27,7 @@ type worker struct {
 	node        *node
 	place       placement.Worker
 	token       string
-	port        port // calls go here, once it has dialled in
+	line        // calls go here, once it has dialled in
 	pid         int
 	state       string // "starting", "ready", "stopping", "dead"
 	closed      bool   // its call connection has ended
@@ -36,6 +36,13 @@ type worker struct {
 	restarts    int         // how many processes had its rank before
 	try         *try        // it is to take the place of one that died
 	replaced    bool        // another is to take its place
+	comeback
+}
+
+// workerConn is one call connection of a worker.
+type workerConn struct {
+	*worker
+	lineEnd
 }
 
 // admitWorker lets a worker's call connection in.
@@ -44,15 +51,18 @@ func (h *Head) admitWorker(hello wire.Hello, p port, w wire.Welcome) (peer, wire
 	if wk == nil || !wire.SameToken(hello.Token, wk.token) {
 		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of worker %d of this session", hello.Worker)
 	}
-	if wk.port != nil {
+	switch {
+	case wk.gen > 0 && hello.Back == 0:
 		return nil, w, spec.Errorf(spec.CodeInvalid, "%s has a call connection already", wk.Name)
+	case hello.Back != 0 && (wk.state == "stopping" || wk.state == "dead"):
+		return nil, w, spec.Errorf(spec.CodeWorkerDied, "%s is not waited for any more", wk.Name)
 	}
-	wk.port = p
+	conn := &workerConn{worker: wk, lineEnd: wk.beginLocked(p, nil, hello.Back != 0)}
 	h.storesOf(&w, wk.holder(), wk.node.index)
-	return wk, w, nil
+	return conn, w, nil
 }
 
-func (w *worker) handle(f *wire.Frame, b *batch) error {
+func (w *workerConn) handle(f *wire.Frame, b *batch) error {
 	switch f.Kind {
 	case wire.KindResult:
 		return w.h.result(w, f, b)
@@ -64,6 +74,16 @@ func (w *worker) handle(f *wire.Frame, b *batch) error {
 	if err != nil {
 		return err
 	}
+	w.h.mu.Lock()
+	now, err := w.takesLocked(f, verb)
+	w.h.mu.Unlock()
+	if !now || err != nil {
+		return err
+	}
+	return w.notice(verb, rest, b)
+}
+
+func (w *workerConn) notice(verb string, rest []byte, b *batch) error {
 	switch verb {
 	case "ready":
 		var r wire.Ready
@@ -72,7 +92,7 @@ func (w *worker) handle(f *wire.Frame, b *batch) error {
 		}
 		w.h.mu.Lock()
 		w.pid = r.Pid
-		w.h.readyLocked(w, r)
+		w.h.readyLocked(w.worker, r)
 		w.h.mu.Unlock()
 	case "failed":
 		var fl wire.Failed
@@ -87,17 +107,27 @@ func (w *worker) handle(f *wire.Frame, b *batch) error {
 		w.h.mu.Unlock()
 	case "release":
 		return w.h.release(lease.Worker(w.Number), rest, b)
+	case "back":
+		return w.returned(rest, b)
+	case "resent":
+		w.h.mu.Lock()
+		w.all = true
+		w.h.settleSoonLocked()
+		w.h.mu.Unlock()
 	default:
 		return noNotice(w.Name, verb)
 	}
 	return nil
 }
 
-// gone: the call connection ended. The agent will say why.
-func (w *worker) gone(err error) {
+// gone: the call connection ended. It comes back, or its agent will say why not.
+func (w *workerConn) gone(err error) {
 	h := w.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if !w.endedLocked(&w.lineEnd) {
+		return
+	}
 	w.closed = true
 	if w.state == "stopping" || w.state == "dead" {
 		return
@@ -118,10 +148,14 @@ func (w *worker) gone(err error) {
 		go h.exited(w.node, *w.exit)
 		return
 	}
-	time.AfterFunc(h.opts.ExitWait, func() {
+	wait := h.opts.Grace
+	if broken != nil {
+		wait = h.opts.ExitWait
+	}
+	w.awayLocked(h, wait, func() {
 		var b batch
 		h.mu.Lock()
-		h.lostLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s on %s closed its connection (%v) and its exit was not reported", w.Name, w.Node, err), &b)
+		h.lostLocked(w.worker, spec.Errorf(spec.CodeWorkerDied, "%s on %s closed its connection (%v), and neither came back nor was its exit reported", w.Name, w.Node, err), &b)
 		h.mu.Unlock()
 		b.flush()
 	})
@@ -139,7 +173,7 @@ func (h *Head) exited(n *node, e wire.Exited) {
 	w.exit = &e
 	// What it said last (a failure, a result) may still be on its way to us:
 	// its connection's end is the end of that, unless a copy of its socket lives on.
-	if w.port == nil || w.closed {
+	if w.gen == 0 || w.closed {
 		h.lostLocked(w, w.endError(&e), &b)
 	} else {
 		time.AfterFunc(h.opts.ExitWait, func() {
@@ -159,8 +193,14 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 	if w.state == "dead" {
 		return
 	}
+	if h.resuming != nil && (h.resuming.waits[w] || h.resuming.lost[w] != nil) {
+		h.loseLaterLocked(w, why)
+		return
+	}
 	stopping := w.state == "stopping"
 	w.state = "dead"
+	w.hereLocked()
+	h.endCallersLocked(w)
 	about := *why
 	about.Cluster, about.Rank, about.Worker, about.Node = w.cluster.spec.Name, w.Rank, w.Name, w.Node
 	if w.failed != nil {
@@ -182,4 +222,18 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 		h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
 	}
 	h.endedLocked(lease.Worker(w.Number), w.node.index, b)
+	h.noteClusterLocked(w.cluster)
+	h.settleSoonLocked()
+}
+
+// endCallersLocked: a process that is gone does not come back as a controller either.
+func (h *Head) endCallersLocked(w *worker) {
+	for _, c := range h.callers {
+		if c.worker == w {
+			c.dead = true
+			if c.port == nil {
+				go c.leave(errAwayTooLong)
+			}
+		}
+	}
 }

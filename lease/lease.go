@@ -23,6 +23,9 @@ func Caller(number uint32) Holder { return 1<<32 | Holder(number) }
 // Call is the holder of a call in flight.
 func Call(id uint64) Holder { return 1<<63 | Holder(id) }
 
+// Comeback stands for who has not told yet what it knows of.
+const Comeback Holder = 1 << 62
+
 // Kept is the holder of the arguments of a call that may be made again.
 func Kept(id uint64) Holder { return 1<<62 | Holder(id) }
 

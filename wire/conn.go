@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -420,4 +421,23 @@ func (c *Conn) failLocked(err error) {
 		c.drop()
 	}
 	c.drained.Broadcast()
+}
+
+// Cut ends the stream at once, in both directions: what is queued is lost. The
+// reader learns of it and has still to close.
+func (c *Conn) Cut() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.loop != nil {
+		if !c.closed {
+			_ = unix.Shutdown(c.fd, unix.SHUT_RDWR)
+		}
+		return
+	}
+	if s, ok := c.nc.(interface {
+		CloseRead() error
+		CloseWrite() error
+	}); ok {
+		_, _ = s.CloseRead(), s.CloseWrite()
+	}
 }

@@ -129,7 +129,7 @@ func TestEndsOfStream(t *testing.T) {
 		switch {
 		case cut == 0 && !errors.Is(err, io.EOF):
 			t.Errorf("between frames: %v", err)
-		case cut > 0 && !errors.Is(err, &spec.Error{Code: spec.CodeProtocol}):
+		case cut > 0 && !errors.Is(err, ErrCut):
 			t.Errorf("cut after %d bytes: %v", cut, err)
 		}
 	}

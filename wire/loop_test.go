@@ -151,9 +151,9 @@ func TestEndsInTheLoop(t *testing.T) {
 		want   error
 	}{
 		{"between frames", whole, func(x, _ *Conn) { _ = x.Close() }, io.EOF},
-		{"in a header", whole[:5], func(x, _ *Conn) { _ = x.Close() }, protocol},
-		{"in a body", whole[:len(whole)-1], func(x, _ *Conn) { _ = x.Close() }, protocol},
-		{"in a large frame", AppendHeader(nil, Header{Kind: KindCall}, 1<<20, nil), func(x, _ *Conn) { _ = x.Close() }, protocol},
+		{"in a header", whole[:5], func(x, _ *Conn) { _ = x.Close() }, ErrCut},
+		{"in a body", whole[:len(whole)-1], func(x, _ *Conn) { _ = x.Close() }, ErrCut},
+		{"in a large frame", AppendHeader(nil, Header{Kind: KindCall}, 1<<20, nil), func(x, _ *Conn) { _ = x.Close() }, ErrCut},
 		{"no frame", bytes.Repeat([]byte{0xff}, headerSize), func(_, _ *Conn) {}, protocol},
 		{"here", whole, func(_, y *Conn) { _ = y.Close() }, net.ErrClosed},
 		{"here, in a large frame", AppendHeader(nil, Header{Kind: KindCall}, 1<<20, nil), func(_, y *Conn) { _ = y.Close() }, net.ErrClosed},

@@ -238,7 +238,7 @@ type Status struct {
 // NodeInfo is a node and how it is.
 type NodeInfo struct {
 	Node  spec.Node `msg:"node"`
-	State string    `msg:"state"` // "joining", "up", "lost"
+	State string    `msg:"state"` // "joining", "up", "away", "lost"
 	Why   string    `msg:"why"`
 }
 

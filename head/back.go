@@ -1,0 +1,339 @@
+package head
+
+import (
+	"bytes"
+
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// comeback is what is known of a process that is back while the head waits for
+// others: see resume.go.
+type comeback struct {
+	said  bool         // it has told what it has
+	all   bool         // and sent all that it keeps
+	early []wire.Frame // what it has sent, in order
+}
+
+// takesLocked says whether a frame of a caller is to be handled now. While others
+// are waited for, frames are put aside, and after all that it keeps the caller is
+// not read any more.
+func (c *callerConn) takesLocked(f *wire.Frame, verb string, b *batch) (bool, error) {
+	switch {
+	case c.lineEnd.gen != c.line.gen:
+		return false, errReplaced
+	case c.drains, c.h.resuming == nil && !c.draining, verb == "back", verb == "resent", verb == "leave", verb == "status":
+		return true, nil
+	}
+	f.Keep()
+	c.early = append(c.early, *f)
+	if c.all && c.lineEnd.conn != nil && b.inLane {
+		b.held = c.caller
+	}
+	return false, nil
+}
+
+// returned takes a caller's word on what it has.
+func (c *callerConn) returned(rest []byte, b *batch) error {
+	var m wire.CallerBack
+	if err := parse("back", &m, rest); err != nil {
+		return err
+	}
+	h := c.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !c.lineEnd.back {
+		return spec.Errorf(spec.CodeProtocol, "a controller says that it is back and did not when it came")
+	}
+	c.backLocked(&c.lineEnd)
+	if h.resuming != nil {
+		c.comeback = comeback{said: true}
+		c.answers.sent = m.Answers
+		if _, told := h.resuming.objects[c.holder()]; !told || c.worker == nil { // else by its call connection
+			h.resuming.objects[c.holder()] = m.Objects
+		}
+		return nil
+	}
+	c.ackLocked(m.Answers, b)
+	c.had = map[uint64]bool{}
+	counts := countsOf(m.Objects)
+	for _, k := range c.answers.open() {
+		c.had[k.head.ID] = true
+		for _, o := range objectsOf(nil, k.bufs) {
+			counts[o]++
+		}
+		b.queue(c.line.port, k.head, nil, k.body, k.bufs)
+	}
+	if c.worker == nil {
+		h.leases.Replace(c.holder(), counts)
+	} else if to := c.holder(); to != 0 { // its call connection has its own in flight
+		h.leases.Raise(to, counts)
+	}
+	h.tellStoresLocked(b)
+	return nil
+}
+
+func countsOf(objects []wire.Released) map[lease.Object]int {
+	counts := make(map[lease.Object]int, len(objects))
+	for _, o := range objects {
+		counts[lease.Object(o.Object)] += o.Count
+	}
+	return counts
+}
+
+// put takes an answer that the caller has read, and that its calls name.
+func (c *callerConn) put(f *wire.Frame) error {
+	c.h.mu.Lock()
+	defer c.h.mu.Unlock()
+	if c.had == nil {
+		return spec.Errorf(spec.CodeProtocol, "a controller that is not coming back sent an answer")
+	}
+	c.putLocked(f)
+	return nil
+}
+
+func (c *caller) putLocked(f *wire.Frame) {
+	f.Keep()
+	rank := -1
+	if f.Flags&wire.FlagRank != 0 {
+		rank = int(f.Ack)
+	}
+	r := call.Result{Body: f.Body, Bufs: f.Bufs}
+	if f.Flags&wire.FlagError != 0 {
+		r = call.Result{Err: wire.ReadError(f.Body)}
+	}
+	put := c.h.table.PutAnswer(c.number, f.ID, rank, r)
+	if put == nil {
+		return
+	}
+	if put.Data == nil {
+		put.Data = &pending{caller: c, put: true}
+	}
+	if !put.Leased && wire.HasRefs(f.Bufs) {
+		put.Leased = true
+	}
+	if put.Leased {
+		c.h.arrivedLocked(0, lease.Call(uint64(put.ID)), f.Bufs)
+	}
+	c.puts = append(c.puts, put)
+}
+
+// resent: a caller that is back has sent all that it keeps.
+func (c *callerConn) resent(b *batch) error {
+	h := c.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.resuming != nil {
+		c.all = true
+		h.settleSoonLocked()
+		return nil
+	}
+	c.unputLocked(b)
+	h.tellStoresLocked(b)
+	return nil
+}
+
+// unputLocked lets go of the answers that the caller gave back: those that need
+// them have them.
+func (c *caller) unputLocked(b *batch) {
+	puts := c.puts
+	c.puts, c.had = nil, nil
+	for _, put := range puts {
+		c.h.ordersLocked(c.h.table.Acked(put), b)
+	}
+}
+
+// againLocked asks for the bytes of a call once more. Who is away sends them anyway
+// when it is back.
+func (c *caller) againLocked(of *call.Call, b *batch) {
+	if c.port == nil {
+		return
+	}
+	body, err := wire.AppendVerb(nil, "again", &wire.Again{Calls: []uint64{of.CallerID}})
+	if err != nil { // numbers can be encoded
+		return
+	}
+	b.queue(c.port, wire.Header{Kind: wire.KindNotice}, nil, body, nil)
+}
+
+// knownLocked takes a Call that was sent before, if the head had got it: it lacks
+// at most the bytes.
+func (c *callerConn) knownLocked(f *wire.Frame, payload []byte, b *batch) bool {
+	h := c.h
+	known := h.table.FindCaller(c.number, f.ID)
+	if known == nil {
+		return c.had[f.ID] // it was answered, and the answer is on its way again
+	}
+	p := known.Data.(*pending)
+	if !known.Bare() || p.put {
+		return true
+	}
+	if known.Leased {
+		h.arrivedLocked(0, lease.Call(uint64(known.ID)), f.Bufs)
+	}
+	if err := p.refill(known, f, payload); err != nil {
+		h.ordersLocked(h.table.Refuse(known, err), b)
+	} else {
+		h.ordersLocked(h.table.Resent(known), b)
+	}
+	h.tellStoresLocked(b)
+	return true
+}
+
+// refill gives a call its arguments back. It keeps its plan: legs that are out have
+// been cut by it.
+func (p *pending) refill(c *call.Call, f *wire.Frame, payload []byte) *spec.Error {
+	f.Keep()
+	p.payload, p.bufs = bytes.Clone(payload), f.Bufs
+	p.spliced = false
+	if !p.reads() {
+		return nil
+	}
+	err := p.args.Parse(p.payload, p.bufs)
+	switch {
+	case err != nil:
+	case c.Paired != nil:
+		p.parts = make([]wire.Value, p.plan.Parts)
+	case len(c.Futures) == 0 && (!p.plan.Cast || p.marked):
+		err = p.cutParts()
+	}
+	if err != nil {
+		return spec.AsError(err)
+	}
+	return nil
+}
+
+// returned takes a worker's word on what it has got.
+func (w *workerConn) returned(rest []byte, b *batch) error {
+	var m wire.WorkerBack
+	if err := parse("back", &m, rest); err != nil {
+		return err
+	}
+	if err := checkLegs(w.Name, &m); err != nil {
+		return err
+	}
+	h := w.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !w.lineEnd.back {
+		return spec.Errorf(spec.CodeProtocol, "%s says that it is back and did not when it came", w.Name)
+	}
+	w.backLocked(&w.lineEnd)
+	w.closed = false
+	w.cluster.direct, w.cluster.fans = nil, nil
+	if m.Ready.Pid != 0 {
+		w.pid = m.Ready.Pid
+		h.readyLocked(w.worker, m.Ready)
+	}
+	if h.resuming != nil && h.resuming.waits[w.worker] {
+		w.comeback = comeback{said: true}
+		h.resuming.legs[w.worker] = &m
+		h.resuming.objects[w.holder()] = m.Objects
+		return nil
+	}
+	counts := countsOf(m.Objects)
+	for _, c := range h.callers {
+		if c.worker != w.worker {
+			continue
+		}
+		for _, k := range c.answers.open() { // on their way, by another connection
+			for _, o := range objectsOf(nil, k.bufs) {
+				counts[o]++
+			}
+		}
+	}
+	if to := w.holder(); to != 0 {
+		h.leases.Replace(to, counts)
+	}
+	ops := h.table.Returned(&w.Worker, m.Received)
+	for _, l := range m.Legs { // it may not have heard that they can go
+		w.Remind(l.Seq, call.ID(l.Call))
+	}
+	h.ordersLocked(ops, b)
+	w.releaseLocked(b)
+	h.tellStoresLocked(b)
+	return nil
+}
+
+// maxLegsBack bounds what one worker can claim to have got and not be released of.
+const maxLegsBack = 1 << 24
+
+func checkLegs(name string, m *wire.WorkerBack) error {
+	last := uint32(0)
+	for i, l := range m.Legs {
+		if ahead := m.Received - l.Seq; ahead > maxLegsBack || (i > 0 && l.Seq-last-1 > maxLegsBack) {
+			return spec.Errorf(spec.CodeProtocol, "%s tells of a leg %d of %d, out of order", name, l.Seq, m.Received)
+		}
+		last = l.Seq
+	}
+	return nil
+}
+
+// takesLocked says whether a frame of a worker is to be handled now.
+func (w *workerConn) takesLocked(f *wire.Frame, verb string) (bool, error) {
+	h := w.h
+	switch {
+	case w.lineEnd.gen != w.line.gen:
+		return false, errReplaced
+	case h.resuming == nil || !h.resuming.waits[w.worker], verb == "back", verb == "resent":
+		return true, nil
+	}
+	f.Keep()
+	w.early = append(w.early, *f)
+	return false, nil
+}
+
+// returned takes an agent's word on what there is on its node.
+func (n *nodeConn) returned(rest []byte, b *batch) error {
+	var m wire.AgentBack
+	if err := parse("back", &m, rest); err != nil {
+		return err
+	}
+	h := n.h
+	h.mu.Lock()
+	if n.lineEnd.gen != n.line.gen {
+		h.mu.Unlock()
+		return errReplaced
+	}
+	n.backLocked(&n.lineEnd)
+	n.node.asker, n.ready = n.asker, true
+	if h.resuming != nil {
+		h.nodeBackLocked(n.node, &m)
+	} else {
+		n.tellStoreLocked(m.Objects, b)
+		for _, w := range h.workers { // cancels may have been lost
+			if w.node == n.node {
+				h.ordersLocked(h.table.Ending(&w.Worker), b)
+			}
+		}
+	}
+	h.announceLocked()
+	h.mu.Unlock()
+	for _, e := range m.Exits {
+		h.exited(n.node, e)
+	}
+	return nil
+}
+
+// tellStoreLocked tells the store of an agent that was away all that it needs to
+// know, as some of it may have been lost on the way.
+func (n *node) tellStoreLocked(there []wire.ObjectAt, b *batch) {
+	h := n.h
+	h.tellStoresLocked(b)
+	objects, lent := h.leases.On(n.index)
+	var m wire.Objects
+	for _, o := range objects {
+		m.Hold = append(m.Hold, uint64(o))
+	}
+	for _, l := range lent {
+		m.Lent = append(m.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: 1})
+	}
+	for _, at := range there {
+		if at.Held != 0 && !h.leases.Has(lease.Object(at.Object)) {
+			m.Drop = append(m.Drop, at.Object)
+		}
+	}
+	n.noticeLocked("objects", &m, b)
+}

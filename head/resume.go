@@ -1,0 +1,463 @@
+package head
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/journal"
+	"github.com/muster-rl/muster/lease"
+	"github.com/muster-rl/muster/placement"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// resuming is a head that takes the place of one that is gone, until all who were
+// there are back, or are not waited for any more.
+//
+//	who      comes back with                     is not waited for any more when
+//	agent    its workers, exits and objects      its process is gone
+//	worker   the legs it has got, the results    its agent does not know it, or tells
+//	         that it keeps                       of its exit
+//	caller   its unanswered calls and requests   its process is gone; after a moment,
+//	                                             if no worker has anything of it
+//
+// Nobody is waited for longer than the grace. Then, in one step, calls are put
+// together (call.Comeback), results that were kept are taken, those who did not
+// come back are lost, and objects that nobody knows of are dropped.
+type resuming struct {
+	nodes   map[*node]bool
+	waits   map[*worker]bool
+	callers map[*caller]bool
+	legs    map[*worker]*wire.WorkerBack
+	objects map[lease.Holder][]wire.Released
+	stored  map[lease.Object]uint32 // what stores have and were told to hold, and where
+	lost    map[*worker]*spec.Error
+	made    []putCall
+	halves  []*cluster // that were being started, or stopped
+	grace   *time.Timer
+	idle    *time.Timer // for callers that no worker has anything of
+	late    bool        // the grace is over
+	calm    bool        // idle has passed
+	over    bool
+}
+
+// putCall is a call that was sent again, with the objects that it came with.
+type putCall struct {
+	call *call.Call
+	bufs []wire.Buf
+}
+
+// idleWait is how long a caller is waited for that no worker has anything of: it
+// may not have noticed yet, being busy with something else.
+const idleWait = 500 * time.Millisecond
+
+// restore makes of a journal what the head before this one knew.
+func (h *Head) restore(s *journal.State) error {
+	r := &resuming{
+		nodes: map[*node]bool{}, waits: map[*worker]bool{}, callers: map[*caller]bool{},
+		legs: map[*worker]*wire.WorkerBack{}, objects: map[lease.Holder][]wire.Released{},
+		stored: map[lease.Object]uint32{}, lost: map[*worker]*spec.Error{},
+	}
+	h.resuming = r
+	h.begun = time.Unix(0, int64(s.Meta.Begun*float64(time.Second)))
+	h.nextNumber = (h.epoch - 1) << 22
+	h.nextPool = int(h.epoch-1) << 16
+	h.ownerPid = s.Meta.Owner.Pid
+	for i, kept := range s.Nodes {
+		if kept.Index != i {
+			return fmt.Errorf("the journal knows of node %d and not of node %d", kept.Index, i)
+		}
+		n := &node{h: h, index: i, name: kept.Name, handle: &backend.Handle{Pid: kept.Warden.Pid, Started: kept.Warden.Started}}
+		h.nodes = append(h.nodes, n)
+		r.nodes[n] = true
+	}
+	inside := map[*caller]uint32{}
+	for _, kept := range s.Callers {
+		c := &caller{h: h, number: kept.Number, pid: kept.Proc.Pid, asked: map[uint64]bool{}, dead: !lives(kept.Proc)}
+		c.ctx, c.cancel = context.WithCancel(context.Background())
+		h.callers[c.number] = c
+		inside[c] = kept.Worker
+		r.callers[c] = true
+		if kept.Owner {
+			h.owner = c
+		}
+	}
+	for _, kept := range s.Pools {
+		h.pools[kept.Pool.ID] = &pool{Pool: kept.Pool, owner: h.callers[kept.Owner], origin: kept.Origin, released: kept.Released}
+	}
+	for i := range s.Clusters {
+		if err := h.restoreCluster(&s.Clusters[i]); err != nil {
+			return err
+		}
+	}
+	for c, number := range inside {
+		if number != 0 {
+			if c.worker = h.workers[number]; c.worker == nil {
+				c.dead = true
+			}
+		}
+	}
+	return nil
+}
+
+func (h *Head) restoreCluster(kept *journal.Cluster) error {
+	p := h.pools[kept.Pool]
+	if p == nil {
+		return fmt.Errorf("the journal knows of cluster %s and not of its pool", kept.Spec.Name)
+	}
+	plan, err := placement.Place(p.Pool, kept.Spec)
+	if err != nil || len(plan.Workers) != len(kept.Workers) {
+		return fmt.Errorf("cluster %s cannot be placed as it was: %w", kept.Spec.Name, err)
+	}
+	cl := newCluster(plan.Cluster, plan, p, h.callers[kept.Owner], kept.Origin)
+	cl.Number, cl.Name, cl.ranks = kept.Number, kept.Spec.Name, kept.Ranks
+	cl.master = placement.Master{Addr: kept.MasterAddr, Port: kept.MasterPort}
+	cl.up, cl.stopping = kept.Up && !kept.Stopping, kept.Stopping
+	cl.budget.note(kept.Restarts)
+	for i, place := range plan.Workers {
+		k := &kept.Workers[i]
+		w := &worker{h: h, cluster: cl, node: h.nodes[p.Nodes[place.Node].Index], place: place, state: k.State, pid: k.Pid}
+		w.Worker = call.Worker{Number: k.Number, Rank: place.Rank, Name: place.Name, Node: w.node.name, Cluster: &cl.Cluster, Serial: kept.Description.Serial, Dead: k.Why}
+		w.token = h.tokenFor("worker " + strconv.Itoa(int(w.Number)))
+		w.gen, w.closed = 1, true
+		h.workers[w.Number] = w
+		cl.workers, cl.Workers = append(cl.workers, w), append(cl.Workers, &w.Worker)
+		switch {
+		case !cl.up:
+			w.state = "stopping"
+		case w.state == "ready":
+			h.resuming.waits[w] = true
+			cl.ready++
+		case w.state != "dead":
+			h.resuming.lost[w] = spec.Errorf(spec.CodeWorkerDied, "%s on %s was being restarted when the head ended", w.Name, w.Node)
+		}
+	}
+	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
+	p.clusters++
+	if !cl.up {
+		h.resuming.halves = append(h.resuming.halves, cl)
+		return nil
+	}
+	cl.settle()
+	if err := cl.describe(kept.Description); err != nil {
+		return err
+	}
+	return nil
+}
+
+// resume begins to wait for who was there.
+func (h *Head) resume(s *journal.State) {
+	v, err := parseVirtual(s.Meta.Virtual)
+	if err != nil {
+		h.end("its journal tells of nodes that cannot be: " + err.Error())
+		return
+	}
+	h.watchOwnerOf(s.Meta.Owner)
+	h.mu.Lock()
+	r := h.resuming
+	r.grace = time.AfterFunc(h.opts.Grace, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		r.late = true
+		h.settleSoonLocked()
+	})
+	for c := range r.callers {
+		switch {
+		case c.dead:
+			go c.leave(errAwayTooLong)
+		case c.worker == nil && c != h.owner:
+			go c.watchProcess()
+		}
+	}
+	h.settleSoonLocked()
+	h.mu.Unlock()
+	go h.StartNodes(v, s.Meta.Virtual != "", s.Meta.Owner.Pid, spec.Runtime{})
+	for _, cl := range r.halves {
+		why := "the head ended while it was being started"
+		if cl.stopping {
+			why = "it was shut down"
+		}
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), h.opts.Grace+cl.grace()+h.opts.StopWait)
+			defer cancel()
+			_ = h.stopCluster(ctx, cl, why)
+		}()
+	}
+}
+
+// nodeBackLocked: an agent is back. Workers that it does not have do not come.
+func (h *Head) nodeBackLocked(n *node, m *wire.AgentBack) {
+	r := h.resuming
+	delete(r.nodes, n)
+	has := map[uint32]bool{}
+	for _, at := range m.Workers {
+		has[at.Number] = true
+	}
+	for _, e := range m.Exits {
+		has[e.Worker] = true // it is told why below
+	}
+	for w := range r.waits {
+		if w.node == n && !has[w.Number] {
+			h.loseLaterLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s on %s ended while there was no head", w.Name, w.Node))
+		}
+	}
+	for _, at := range m.Objects {
+		if at.Held != 0 {
+			r.stored[lease.Object(at.Object)] = at.Segment
+		}
+	}
+	h.settleSoonLocked()
+}
+
+// loseLaterLocked: a worker does not come back, or has ended since. Its calls are
+// told when they are put together.
+func (h *Head) loseLaterLocked(w *worker, why *spec.Error) {
+	r := h.resuming
+	delete(r.waits, w)
+	if r.lost[w] == nil {
+		r.lost[w] = why
+	}
+	h.settleSoonLocked()
+}
+
+// settleSoonLocked looks whether everybody is back.
+func (h *Head) settleSoonLocked() {
+	r := h.resuming
+	if r == nil || r.over || r.grace == nil {
+		return
+	}
+	if !r.late {
+		if len(r.nodes) > 0 {
+			for n := range r.nodes {
+				if n.lost == nil {
+					return
+				}
+			}
+		}
+		for w := range r.waits {
+			if !w.all {
+				return
+			}
+		}
+		busy, idle := h.absentLocked()
+		if busy {
+			return
+		}
+		if idle && !r.calm {
+			if r.idle == nil {
+				r.idle = time.AfterFunc(idleWait, func() {
+					h.mu.Lock()
+					defer h.mu.Unlock()
+					r.calm = true
+					h.settleSoonLocked()
+				})
+			}
+			return
+		}
+	}
+	r.over = true
+	go h.settle()
+}
+
+// absentLocked says whether callers are waited for that workers have legs of, and
+// whether there are others that are not back.
+func (h *Head) absentLocked() (busy, idle bool) {
+	at := map[uint32]bool{}
+	for _, m := range h.resuming.legs {
+		for _, l := range m.Legs {
+			at[uint32(l.Origin>>32)] = true
+		}
+	}
+	for c := range h.resuming.callers {
+		switch {
+		case c.all || c.left:
+		case at[c.number] || c.said:
+			busy = true
+		default:
+			idle = true
+		}
+	}
+	return busy, idle
+}
+
+// settle puts together what all have told, and goes on from there.
+func (h *Head) settle() {
+	var b batch
+	h.mu.Lock()
+	r := h.resuming
+	r.grace.Stop()
+	for w := range r.waits {
+		if !w.all {
+			h.loseLaterLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s on %s did not come back within %v after the head ended", w.Name, w.Node, h.opts.Grace))
+		}
+	}
+	callers := slices.SortedFunc(maps.Keys(r.callers), func(a, b *caller) int { return cmp.Compare(a.number, b.number) })
+	h.countObjectsLocked(r)
+	together := h.table.Comeback()
+	workers := slices.SortedFunc(maps.Keys(r.legs), func(a, b *worker) int { return cmp.Compare(a.Number, b.Number) })
+	for _, w := range workers {
+		m := r.legs[w]
+		together.Received(&w.Worker, m.Received)
+		for _, l := range m.Legs {
+			together.Got(&w.Worker, l.Seq, call.ID(l.Call), l.Origin)
+		}
+		if w.port == nil {
+			h.table.WorkerDying(&w.Worker)
+		}
+	}
+	for w := range r.lost {
+		h.table.WorkerDying(&w.Worker)
+	}
+	for _, c := range callers {
+		c.draining = true
+		if c.all {
+			h.putCallsLocked(c, together, &b)
+		}
+	}
+	h.resuming = nil
+	back := func(number uint32) bool { return h.callers[number] != nil && h.callers[number].all }
+	ops := together.Settle(back, h.orphanLocked)
+	for _, put := range r.made {
+		if put.call.Leased {
+			h.arrivedLocked(0, lease.Call(uint64(put.call.ID)), put.bufs)
+		}
+	}
+	h.ordersLocked(ops, &b)
+	for _, w := range workers {
+		h.replayLocked(w, &b)
+	}
+	for w, why := range r.lost {
+		h.lostLocked(w, why, &b)
+	}
+	for _, w := range workers {
+		w.releaseLocked(&b)
+	}
+	for _, c := range callers {
+		c.unputLocked(&b)
+	}
+	h.leases.End(resumeHolder)
+	h.tellStoresLocked(&b)
+	h.announceLocked()
+	h.free.Broadcast()
+	h.mu.Unlock()
+	b.flush()
+	h.fault("settled")
+	for _, c := range callers {
+		c.drain()
+	}
+	h.opts.Log.Info("resumed", "epoch", h.epoch, "workers", len(workers), "callers", len(callers), "lost", len(r.lost))
+}
+
+// orphanLocked makes room for what the head keeps of a call that nobody claims.
+func (h *Head) orphanLocked(c *call.Call) {
+	cl := h.clusters[c.Cluster.Number]
+	c.Method = "a call of before"
+	c.Data = &pending{cluster: cl, method: &method{}, begun: time.Now()}
+}
+
+// putCallsLocked takes the calls and answers that a caller has sent again. The rest
+// of what it has sent stays, in order.
+func (h *Head) putCallsLocked(c *caller, together *call.Comeback, b *batch) {
+	var rest []wire.Frame
+	for i := range c.early {
+		f := &c.early[i]
+		switch {
+		case f.Kind == wire.KindAnswer:
+			c.putLocked(f)
+		case f.Kind == wire.KindCall && f.Flags&wire.FlagAgain != 0:
+			h.putCallLocked(c, f, together, b)
+		default:
+			rest = append(rest, *f)
+		}
+	}
+	c.early = rest
+}
+
+func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, b *batch) {
+	var rt route
+	payload, err := rt.read(f.Body)
+	if err != nil {
+		c.failLocked(f.ID, spec.AsError(err), b)
+		return
+	}
+	p, refused := h.resolveLocked(c, &rt)
+	if refused == nil {
+		refused = p.prepareArgs(p.cluster.ranks, &rt, payload, f)
+	}
+	if refused == nil && len(p.waits) > 0 {
+		h.pairLocked(p, p.cluster.ranks)
+	}
+	if refused != nil {
+		c.failLocked(f.ID, refused, b)
+		return
+	}
+	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
+	c.bytes += p.size
+	req := h.requestOf(c, f.ID, &rt, p)
+	p.uncertain = together.Known(req.Origin()) && len(p.waits) > 0 && p.paired == nil && p.pairs()
+	req.Leased = wire.HasRefs(f.Bufs)
+	made := together.Call(req)
+	h.resuming.made = append(h.resuming.made, putCall{made, f.Bufs})
+	if p.timeout > 0 {
+		p.timer = time.AfterFunc(p.timeout, func() { h.expire(made) })
+	}
+}
+
+// replayLocked takes the results that a worker kept.
+func (h *Head) replayLocked(w *worker, b *batch) {
+	early := w.early
+	w.comeback = comeback{}
+	for i := range early {
+		f := &early[i]
+		if f.Kind == wire.KindResult {
+			_ = h.resultLocked(w, f, b) // what cannot be read is as good as lost
+			continue
+		}
+		if verb, rest, err := wire.ReadVerb(f.Body); err == nil && verb == "release" {
+			_ = h.releasedLocked(lease.Worker(w.Number), rest)
+		}
+	}
+}
+
+// drain handles what a caller has sent while others were waited for, and then
+// whatever comes. One that did not come back has the rest of the grace, unless
+// workers had something of it: that was not claimed, and must not come now.
+func (c *caller) drain() {
+	h := c.h
+	for {
+		h.mu.Lock()
+		early := c.early
+		c.early = nil
+		end := callerConn{caller: c, lineEnd: lineEnd{port: c.port, conn: c.conn, gen: c.gen}, drains: true}
+		if len(early) == 0 {
+			c.draining = false
+			gone := !c.all && (c.dead || c.said || h.opts.Grace <= 0)
+			if !c.all && !gone && c.port == nil {
+				c.awayLocked(h, h.opts.Grace, func() { c.leave(errAwayTooLong) })
+			}
+			c.comeback = comeback{}
+			h.free.Broadcast()
+			h.mu.Unlock()
+			if gone {
+				c.leave(errAwayTooLong)
+			}
+			return
+		}
+		h.mu.Unlock()
+		var b batch
+		for i := range early {
+			if err := end.handle(&early[i], &b); err != nil {
+				h.opts.Log.Warn("a frame of before cannot be handled", "err", err)
+			}
+		}
+		b.unlock(h)
+		b.flush()
+	}
+}

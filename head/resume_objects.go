@@ -1,0 +1,30 @@
+package head
+
+import (
+	"github.com/muster-rl/muster/lease"
+)
+
+// resumeHolder knows of all that the stores had, until it is counted who else does.
+const resumeHolder = lease.Comeback
+
+// countObjectsLocked counts who says that it knows of what, as far as a store still
+// has it.
+func (h *Head) countObjectsLocked(r *resuming) {
+	for o, segment := range r.stored {
+		h.leases.Add(resumeHolder, o)
+		h.leases.Place(o, segment)
+	}
+	for holder, objects := range r.objects {
+		if holder == 0 {
+			continue
+		}
+		counts := countsOf(objects)
+		for o := range counts {
+			if !h.leases.Has(o) {
+				delete(counts, o)
+			}
+		}
+		h.leases.Replace(holder, counts)
+		h.leases.Assume(holder)
+	}
+}
