@@ -362,7 +362,11 @@ class Agent:
         if stacks:
             assert peer.hello["stacks_fd"] > 2
         welcome = {"version": 1, "release": "0", "session": "s", "address": "", "log_dir": ""}
-        peer.send(_wire.KIND_WELCOME, 0, welcome)
+        try:
+            peer.send(_wire.KIND_WELCOME, 0, welcome)
+        except BrokenPipeError:  # of a worker that wanted to come back, and was ended
+            sock.close()
+            return self.accept(role, stacks)
         return peer
 
     def close(self) -> None:
