@@ -32,7 +32,8 @@ const ownerFd = 3
 
 func headCommand() *cobra.Command {
 	var embedded bool
-	var virtual, resume string
+	var virtual string
+	var which naming
 	cmd := &cobra.Command{
 		Use:   "head",
 		Short: "Run a head that scripts attach to by muster.init(address=…)",
@@ -40,20 +41,25 @@ func headCommand() *cobra.Command {
 start a head of their own and need none of this.
 
 One that was killed can be followed by another within the grace (30 s, or
-MUSTER_HEAD_GRACE), which finds its nodes, workers and scripts again: --resume with
-the session's name, as a service manager would do it.`,
+MUSTER_HEAD_GRACE), which finds its nodes, workers and scripts again: by --resume
+with the session's name, or by the same --name, as a service manager starts it.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual, resume) },
+		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual, which) },
 	}
 	cmd.Flags().BoolVar(&embedded, "embedded", false, "serve the parent process over descriptor 3 and end with it")
 	cmd.Flags().StringVar(&virtual, "virtual", "", "stand-ins instead of real GPUs: NODESxGPUS, as 4x8")
-	cmd.Flags().StringVar(&resume, "resume", "", "take over the session of this name, whose head was killed")
+	cmd.Flags().StringVar(&which.resume, "resume", "", "take over the session of this name, whose head was killed")
+	cmd.Flags().StringVar(&which.name, "name", "", "call the session so; one of this name whose head was killed is taken over")
 	cmd.MarkFlagsMutuallyExclusive("resume", "virtual")
+	cmd.MarkFlagsMutuallyExclusive("resume", "name")
 	_ = cmd.Flags().MarkHidden("embedded")
 	return cmd
 }
 
-func runHead(embedded bool, virtual, resume string) error {
+// naming says which session a head has; neither: a new one.
+type naming struct{ resume, name string }
+
+func runHead(embedded bool, virtual string, which naming) error {
 	// The head makes little garbage and much of it at once: collect less often.
 	debug.SetGCPercent(400)
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -112,7 +118,7 @@ func runHead(embedded bool, virtual, resume string) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	place, kept, before, err := takePlace(resume, ownerPid, log)
+	place, kept, before, err := takePlace(which, ownerPid, log)
 	if err != nil {
 		return err
 	}
@@ -120,7 +126,7 @@ func runHead(embedded bool, virtual, resume string) error {
 	go session.ClearRemains(ctx, session.HeadGrace(), func(what string) { log.Warn(what) })
 	h, err := head.New(head.Options{
 		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
-		Log: log, Journal: kept, Resume: before,
+		Log: log, Journal: kept, Resume: before, Grace: session.HeadGrace(),
 		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
 			nodes := 0
 			if virtual {
@@ -148,29 +154,36 @@ func runHead(embedded bool, virtual, resume string) error {
 // takePlace makes the session's folders and its journal, or takes over those of
 // a head that was killed, with what it has written. A head can do without a
 // journal; one that is to follow another cannot.
-func takePlace(resume string, owner int, log *slog.Logger) (session.Session, *journal.Journal, *journal.State, error) {
+func takePlace(which naming, owner int, log *slog.Logger) (session.Session, *journal.Journal, *journal.State, error) {
 	tell := func(err error) { log.Error(err.Error()) }
-	if resume == "" {
-		place, err := session.New(owner)
+	var place session.Session
+	var resumed bool
+	var err error
+	switch {
+	case which.resume != "":
+		resumed = true
+		place, err = session.Resume(which.resume, owner)
+	case which.name != "":
+		place, resumed, err = session.Named(which.name, owner)
+	default:
+		place, err = session.New(owner)
+	}
+	if err != nil {
+		return place, nil, nil, err
+	}
+	if resumed {
+		kept, before, err := journal.Open(place.Dir, tell)
 		if err != nil {
+			place.Close()
 			return place, nil, nil, err
 		}
-		kept, err := journal.Create(place.Dir, tell)
-		if err != nil {
-			tell(fmt.Errorf("%w: all goes on, but if this head ends, no other can take its place", err))
-		}
-		return place, kept, nil, nil
+		return place, kept, &before, nil
 	}
-	place, err := session.Resume(resume, owner)
+	kept, err := journal.Create(place.Dir, tell)
 	if err != nil {
-		return place, nil, nil, err
+		tell(fmt.Errorf("%w: all goes on, but if this head ends, no other can take its place", err))
 	}
-	kept, before, err := journal.Open(place.Dir, tell)
-	if err != nil {
-		place.Close()
-		return place, nil, nil, err
-	}
-	return place, kept, &before, nil
+	return place, kept, nil, nil
 }
 
 // watchAfter reads MUSTER_WATCHDOG; 0 is the head's own default.

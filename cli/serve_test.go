@@ -23,13 +23,13 @@ func TestTakePlace(t *testing.T) {
 	t.Setenv("MUSTER_DIR", dir)
 	var said strings.Builder
 	log := slog.New(slog.NewTextHandler(&said, nil))
-	place, kept, before, err := takePlace("", os.Getpid(), log)
+	place, kept, before, err := takePlace(naming{}, os.Getpid(), log)
 	if err != nil || before != nil || kept.Epoch() != 1 {
 		t.Fatalf("%v, %v, %v", place, before, err)
 	}
 	refused := func(why string) {
 		t.Helper()
-		if _, _, _, err := takePlace(place.Name, os.Getpid(), log); err == nil || !strings.Contains(err.Error(), why) {
+		if _, _, _, err := takePlace(naming{resume: place.Name}, os.Getpid(), log); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("got %v, not %q", err, why)
 		}
 	}
@@ -53,7 +53,7 @@ func TestTakePlace(t *testing.T) {
 	}
 	kept.Put(&journal.Meta{Session: place.Name, Secret: []byte("s")}, &journal.Node{Index: 3})
 	killed()
-	again, kept, before, err := takePlace(place.Name, os.Getpid(), log)
+	again, kept, before, err := takePlace(naming{resume: place.Name}, os.Getpid(), log)
 	if err != nil || again.Dir != place.Dir || again.LogDir != place.LogDir || kept.Epoch() != 2 ||
 		before.Epoch != 2 || before.Meta.Session != place.Name || len(before.Nodes) != 1 {
 		t.Fatalf("%+v, %+v, %v", again, before, err)
@@ -66,14 +66,16 @@ func TestTakePlace(t *testing.T) {
 }
 
 func TestResumeOfWhatIsNotThere(t *testing.T) {
-	if err := runHead(false, "", "12-never"); err == nil || !strings.Contains(err.Error(), "there is no session") {
+	if err := runHead(false, "", naming{resume: "12-never"}); err == nil || !strings.Contains(err.Error(), "there is no session") {
 		t.Errorf("got %v", err)
 	}
-	cmd := headCommand()
-	cmd.SetArgs([]string{"--resume", "1-a", "--virtual", "1x1"})
-	cmd.SilenceErrors, cmd.SilenceUsage = true, true
-	cmd.SetOut(io.Discard)
-	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "resume") {
-		t.Errorf("got %v", err)
+	for _, args := range [][]string{{"--resume", "1-a", "--name", "a"}, {"--name", "1-a"}} {
+		cmd := headCommand()
+		cmd.SetArgs(args)
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetOut(io.Discard)
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "name") {
+			t.Errorf("%v: got %v", args, err)
+		}
 	}
 }

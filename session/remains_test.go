@@ -74,6 +74,50 @@ func TestAHeadTakesOverFromOneThatWasKilled(t *testing.T) {
 	}
 }
 
+// A session that its user named is made, or taken over where there is something
+// to take over.
+func TestNamedSessions(t *testing.T) {
+	base := folder(t)
+	first, resumed, err := Named("train", 0)
+	if err != nil || resumed || first.Dir != filepath.Join(base, "train") {
+		t.Fatalf("%+v, %v, %v", first, resumed, err)
+	}
+	if got := names(List()); !slices.Contains(got, "train") {
+		t.Errorf("there is %v", got)
+	}
+	if _, _, err := Named("train", 0); err == nil || !strings.Contains(err.Error(), "has a head already") {
+		t.Errorf("two of one name: %v", err)
+	}
+	warden := play(t, nil, "warden", first.Dir)
+	first.Close() // as if it was killed
+	if got := names(Ended()); !slices.Contains(got, "train") || len(List()) > 0 {
+		t.Errorf("ended %v, running %v", got, List())
+	}
+	second, resumed, err := Named("train", 0)
+	if err != nil || !resumed || second.Dir != first.Dir || second.LogDir != first.LogDir {
+		t.Fatalf("%+v, %v, %v", second, resumed, err)
+	}
+	mark := filepath.Join(second.Dir, "of before")
+	makeDir(t, mark)
+	second.Close()
+	warden.kill()
+	third, resumed, err := Named("train", 0) // nothing is left to take over
+	if err != nil || resumed || exists(mark) {
+		t.Fatalf("%+v, %v, %v", third, resumed, err)
+	}
+	third.Close()
+	makeDir(t, filepath.Join(base, "not-one"))
+	ClearRemains(context.Background(), 0, func(what string) { t.Error(what) })
+	if exists(third.Dir) || !exists(filepath.Join(base, "not-one")) {
+		t.Error("a named session is left, or a folder that is none went")
+	}
+	for _, bad := range []string{"logs", "12-abc", "", "a/b", "..", ".x", strings.Repeat("a", longestName)} {
+		if _, _, err := Named(bad, 0); err == nil || !strings.Contains(err.Error(), "is no name") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
 // Only one gets it, also while it is being removed.
 func TestOneTakesOver(t *testing.T) {
 	folder(t)

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,7 +38,7 @@ const maxSocketPath = 107 - len("/agent-4095.sock")
 
 // Session is one head's place on disk.
 type Session struct {
-	Name   string // <pid of the first head>-<random>
+	Name   string // <pid of the first head>-<random>, or what its user called it
 	Dir    string // sockets, token and journal, 0700; removed at the end
 	LogDir string // workers' output; stays
 	Pid    int    // of its head
@@ -106,17 +107,49 @@ func ours(dir string) bool {
 // New makes the folders of a session for this process, which is a head. owner is
 // the process that it is for; 0: none.
 func New(owner int) (Session, error) {
+	random := make([]byte, 6)
+	if _, err := rand.Read(random); err != nil {
+		return Session{}, err
+	}
+	return create(strconv.Itoa(os.Getpid())+"-"+hex.EncodeToString(random), owner)
+}
+
+// Named is New for a session that its user called name, or Resume where there is
+// one whose head is gone and that has something left to take over.
+func Named(name string, owner int) (s Session, resumed bool, err error) {
+	if !chosen(name) {
+		return s, false, fmt.Errorf("%q is no name for a session: a letter, then letters, digits, '-', '_' and '.', %d in all at most, and not \"logs\"", name, longestName-1)
+	}
+	base, err := Base()
+	if err != nil {
+		return s, false, err
+	}
+	dir := filepath.Join(base, name)
+	if HeadAlive(dir) || len(wardens(dir)) > 0 {
+		s, err = Resume(name, owner)
+		return s, err == nil, err
+	}
+	if err := RemoveLast(dir); err != nil {
+		return s, false, err
+	}
+	s, err = create(name, owner)
+	return s, false, err
+}
+
+// chosen says that a name can be one that a user gives to a session.
+func chosen(name string) bool {
+	return len(name) < longestName && name != "logs" && chosenName.MatchString(name)
+}
+
+var chosenName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*$`)
+
+func create(name string, owner int) (Session, error) {
 	base, err := Base()
 	if err != nil {
 		return Session{}, err
 	}
 	clearBase(base, false, func(string) {})
-	random := make([]byte, 6)
-	if _, err := rand.Read(random); err != nil {
-		return Session{}, err
-	}
-	s := Session{Pid: os.Getpid()}
-	s.Name = strconv.Itoa(s.Pid) + "-" + hex.EncodeToString(random)
+	s := Session{Name: name, Pid: os.Getpid()}
 	s.Dir = filepath.Join(base, s.Name)
 	logs := LogsOf(base)
 	s.LogDir = filepath.Join(logs, time.Now().Format(stamp)+s.Name)
@@ -139,8 +172,13 @@ func New(owner int) (Session, error) {
 // pruned: some file systems know no locks.
 func (s *Session) hold(owner int) error {
 	text := mine(owner, s.LogDir).String()
-	for deadline := time.Now().Add(lockBound); ; {
-		l, err := take(filepath.Join(s.Dir, headLock), text)
+	path := filepath.Join(s.Dir, headLock)
+	bound := lockBound
+	if r := readRecord(path); r.here() && lives(r.who) && len(words(r.who.Pid)) > 0 {
+		bound /= 10 // one on its way out has lost its memory before its locks
+	}
+	for deadline := time.Now().Add(bound); ; {
+		l, err := take(path, text)
 		if err == nil {
 			s.locks = append(s.locks, l)
 			break
@@ -164,7 +202,7 @@ const firstLook = 5 * time.Millisecond
 func Resume(name string, owner int) (Session, error) {
 	for _, base := range Places() {
 		dir := filepath.Join(base, name)
-		if pidOf(name) == 0 || filepath.Base(name) != name || !ours(base) || !ours(dir) {
+		if pidOf(name) == 0 && !chosen(name) || filepath.Base(name) != name || !ours(base) || !ours(dir) {
 			continue
 		}
 		before := readRecord(filepath.Join(dir, headLock))
@@ -235,7 +273,8 @@ func Ended() []Session {
 		}
 		seen[logs] = true
 		for _, name := range stampedFolders(logs) {
-			if pid := pidOf(name[stampLength:]); pid > 0 && !writing(logs, name) && ours(filepath.Join(logs, name)) {
+			pid := pidOf(name[stampLength:])
+			if (pid > 0 || chosen(name[stampLength:])) && !writing(logs, name) && ours(filepath.Join(logs, name)) {
 				past = append(past, Session{Name: name[stampLength:], LogDir: filepath.Join(logs, name), Pid: pid})
 			}
 		}
@@ -262,15 +301,17 @@ func all(base string) []Session {
 	}
 	var found []Session
 	for _, e := range entries {
-		pid := pidOf(e.Name())
-		if pid == 0 || !e.IsDir() {
+		s := Session{Name: e.Name(), Dir: filepath.Join(base, e.Name()), Pid: pidOf(e.Name())}
+		if !e.IsDir() || s.Pid == 0 && !chosen(s.Name) {
 			continue
 		}
-		s := Session{Name: e.Name(), Dir: filepath.Join(base, e.Name()), Pid: pid}
-		if r := readRecord(filepath.Join(s.Dir, headLock)); r.who.Pid != 0 {
+		r := readRecord(filepath.Join(s.Dir, headLock))
+		if r.who.Pid != 0 {
 			s.Pid, s.LogDir = r.who.Pid, r.logs
 		}
-		found = append(found, s)
+		if s.Pid != 0 { // else it is no session
+			found = append(found, s)
+		}
 	}
 	return found
 }
@@ -287,7 +328,8 @@ func (s Session) runs() bool {
 // writing says that a folder of logs is that of a session that has a head.
 func writing(logs, name string) bool {
 	path := filepath.Join(logs, name, logLock)
-	return held(path) || alive(pidOf(name[stampLength:]))
+	pid := pidOf(name[stampLength:])
+	return held(path) || pid > 0 && alive(pid)
 }
 
 // pidOf is the first head's in a session's name, 0 for what is no such name.
@@ -306,9 +348,17 @@ func alive(pid int) bool { return runs(pid, "head") }
 
 // runs says that a process is there and is that part of Muster.
 func runs(pid int, part string) bool {
+	words := words(pid)
+	return len(words) > 1 && words[1] == part
+}
+
+// words are a process's command line; none where it is gone, or about to be.
+func words(pid int) []string {
 	cmdline, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
-	words := strings.Split(string(cmdline), "\x00")
-	return err == nil && len(words) > 1 && words[1] == part
+	if err != nil || len(cmdline) == 0 {
+		return nil
+	}
+	return strings.Split(string(cmdline), "\x00")
 }
 
 // prune keeps the newest logs, and those of sessions that still run.
