@@ -141,6 +141,9 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 	if c.State == Answered {
 		return
 	}
+	if err != nil && c.left > 0 && c.partly() { // what was ordered just now is not sent any more
+		t.skip(c)
+	}
 	c.State = Answered
 	if err != nil || (c.Split && c.Wanted()) { // of a Split call the legs hold the values
 		c.Value = &Result{Err: err}
@@ -151,10 +154,13 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 			if l := &c.Legs[i]; !l.told {
 				l.told = true
 				c.told++
-				if err == nil {
-					t.op(AnswerLeg, c, i, l.Result.Err)
-				} else {
+				switch {
+				case err != nil:
 					t.op(FailLeg, c, i, err)
+				case !l.Out && c.first != nil: // it was given up before it was sent
+					t.op(FailLeg, c, i, c.first)
+				default:
+					t.op(AnswerLeg, c, i, l.Result.Err)
 				}
 			}
 		}

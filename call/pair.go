@@ -53,6 +53,11 @@ func (t *Table) settle(c *Call) {
 	}
 	t.unhold(c)
 	c.State = Running
+	t.skip(c)
+}
+
+// skip gives up the legs of a call that are not out.
+func (t *Table) skip(c *Call) {
 	for i := range c.Legs {
 		if l := &c.Legs[i]; !l.Out && !l.Done {
 			if l.sent {
