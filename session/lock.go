@@ -62,12 +62,13 @@ func (l *lock) at(path string) bool {
 	return unix.Fstat(l.fd, &mine) == nil && unix.Lstat(path, &there) == nil && mine.Ino == there.Ino && mine.Dev == there.Dev
 }
 
+// write puts a record in the place of the one before, of which some may be left
+// behind its end for a moment. There is always one to read.
 func (l *lock) write(text string) error {
-	if err := unix.Ftruncate(l.fd, 0); err != nil {
+	if _, err := unix.Pwrite(l.fd, []byte(text), 0); err != nil {
 		return err
 	}
-	_, err := unix.Pwrite(l.fd, []byte(text), 0)
-	return err
+	return unix.Ftruncate(l.fd, int64(len(text)))
 }
 
 func (l *lock) release() {
@@ -115,7 +116,7 @@ func pidSpace() string {
 }
 
 func (r record) String() string {
-	return fmt.Sprintf("process %d %d\nowner %d %d\nspace %s\nlogs %s\n", r.who.Pid, r.who.Started, r.owner.Pid, r.owner.Started, r.space, r.logs)
+	return fmt.Sprintf("process %d %d\nowner %d %d\nspace %s\nlogs %s\nend\n", r.who.Pid, r.who.Started, r.owner.Pid, r.owner.Started, r.space, r.logs)
 }
 
 // readRecord reads what it can.
@@ -141,6 +142,8 @@ func readRecord(path string) record {
 			r.space = rest
 		case "logs":
 			r.logs = rest
+		case "end":
+			return r
 		}
 	}
 	return r
