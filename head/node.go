@@ -293,21 +293,25 @@ func (n *nodeConn) gone(err error) {
 		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) //nolint:errorlint // see above
 	}
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	agent := n.agent
 	if !last || n.lineEnd.gen != n.line.gen || agent == nil {
+		h.mu.Unlock()
 		return
 	}
 	// Its workers may still answer, and it may come back; its process tells of its
 	// end by itself.
-	wait := h.opts.Grace
-	if hungUp(err) {
-		wait = 0
-	}
-	n.awayLocked(h, wait, func() {
+	late := func() {
 		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back", n.name, err))
 		agent.Kill()
-	})
+	}
+	if !hungUp(err) {
+		n.awayLocked(h, h.opts.Grace, late)
+		late = nil
+	}
+	h.mu.Unlock()
+	if late != nil {
+		late()
+	}
 }
 
 // errAway says that an agent may come back.

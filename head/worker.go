@@ -54,7 +54,7 @@ func (h *Head) admitWorker(hello wire.Hello, p port, w wire.Welcome) (peer, wire
 	switch {
 	case wk.gen > 0 && hello.Back == 0:
 		return nil, w, spec.Errorf(spec.CodeInvalid, "%s has a call connection already", wk.Name)
-	case hello.Back != 0 && (wk.state == "stopping" || wk.state == "dead"):
+	case hello.Back != 0 && (wk.state == "stopping" || wk.state == "dead" || wk.failed != nil):
 		return nil, w, spec.Errorf(spec.CodeWorkerDied, "%s is not waited for any more", wk.Name)
 	}
 	conn := &workerConn{worker: wk, lineEnd: wk.beginLocked(p, nil, hello.Back != 0)}

@@ -3,8 +3,10 @@ package fake
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -35,7 +37,12 @@ type Agent struct {
 	next    uint32             // link
 	port    int                // last one held
 	killed  bool
-	dialled sync.WaitGroup // workers with connections of their own
+	over    bool
+	exits   []wire.Exited
+	until   time.Time // no head is waited for any longer
+
+	dismissed bool           // the head has asked for the end of everything
+	dialled   sync.WaitGroup // workers with connections of their own
 }
 
 func newAgent(join backend.Join, s *Script) *Agent {
@@ -68,12 +75,20 @@ func (a *Agent) Kill() {
 	}
 }
 
-// HangUp ends the agent's connection as a network would: the agent lives on.
+// HangUp ends the agent's connection for good, and so the agent.
 func (a *Agent) HangUp() {
 	a.mu.Lock()
 	conn := a.conn
+	a.dismissed = true
 	a.mu.Unlock()
 	_ = conn.Close()
+}
+
+// Cut ends the agent's connection as a network would: it comes back.
+func (a *Agent) Cut() {
+	if conn := a.current(); conn != nil {
+		conn.Cut()
+	}
 }
 
 // Send sends a frame to the head as it is.
@@ -91,6 +106,7 @@ func (a *Agent) Live() int { return len(a.live(nil)) }
 func (a *Agent) run() {
 	err := a.serve()
 	a.mu.Lock()
+	a.over = true
 	born := a.born
 	a.mu.Unlock()
 	for _, w := range born { // those that ended too: a socket may have been left
@@ -101,28 +117,51 @@ func (a *Agent) run() {
 	close(a.done)
 }
 
+// serve speaks with the head, and with those that come after it.
 func (a *Agent) serve() error {
-	conn, err := wire.Dial(a.join.Head)
-	if err != nil {
-		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+	for back := uint32(0); ; back = 1 {
+		conn, err := a.dial(back)
+		if err != nil {
+			if a.isKilled() {
+				return errKilled
+			}
+			if back != 0 {
+				return nil // nobody is left to tell
+			}
+			return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
+		}
+		if back == 0 {
+			close(a.joined)
+		} else {
+			a.goBack(conn)
+		}
+		a.read(conn)
+		_ = conn.Close()
+		a.mu.Lock()
+		a.conn = nil
+		if a.join.Relay {
+			for _, w := range a.workers {
+				w.mu.Lock()
+				w.conn = nil
+				w.mu.Unlock()
+			}
+			a.links = map[uint32]*Worker{}
+		}
+		a.mu.Unlock()
+		if a.isKilled() {
+			return errKilled
+		}
+		if a.ends() {
+			return nil // the head let go
+		}
 	}
-	defer conn.Close() //nolint:errcheck // nobody is left to tell
-	a.mu.Lock()
-	a.conn = conn // before it has joined, so that Kill finds it
-	killed := a.killed
-	a.mu.Unlock()
-	if killed {
-		return errKilled
-	}
-	node := a.node()
-	if _, err := wire.Join(conn, wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: &node}); err != nil {
-		return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
-	}
-	close(a.joined)
+}
+
+func (a *Agent) read(conn *wire.Conn) {
 	for {
 		f, err := conn.Read()
 		if err != nil {
-			break
+			return
 		}
 		a.handling.Store(true)
 		a.handle(&f)
@@ -131,12 +170,131 @@ func (a *Agent) serve() error {
 			conn.Flush()
 		}
 	}
+}
+
+// dial joins the head. Who was there before tries for as long as the grace lasts.
+func (a *Agent) dial(back uint32) (*wire.Conn, error) {
+	if back != 0 {
+		a.mu.Lock()
+		a.until = time.Now().Add(time.Duration(a.join.Grace * float64(time.Second)))
+		a.mu.Unlock()
+	}
+	for {
+		conn, err := wire.Dial(a.join.Head)
+		if err == nil {
+			a.mu.Lock()
+			a.conn = conn // before it has joined, so that Kill finds it
+			a.mu.Unlock()
+			if a.isKilled() {
+				_ = conn.Close()
+				return nil, errKilled
+			}
+			node := a.node()
+			_, err = wire.Join(conn, wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: &node, Back: back})
+			if err == nil {
+				return conn, nil
+			}
+			_ = conn.Close()
+		}
+		var told *spec.Error
+		if back == 0 || errors.As(err, &told) || !a.pause() {
+			return nil, err
+		}
+	}
+}
+
+// ends says that there is no head to wait for.
+func (a *Agent) ends() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.killed {
-		return errKilled
+	return a.over || a.killed || a.dismissed || a.join.Grace <= 0
+}
+
+// pause waits a little before the next try; false: there is to be none.
+func (a *Agent) pause() bool {
+	if a.ends() {
+		return false
 	}
-	return nil // the head let go
+	time.Sleep(time.Millisecond) // a head tells nobody when it begins to listen
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.until.IsZero() || time.Now().Before(a.until)
+}
+
+func (a *Agent) isKilled() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.killed
+}
+
+// current is the connection to the head; nil while there is none.
+func (a *Agent) current() *wire.Conn {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.conn
+}
+
+// goBack tells the head what there is on this node.
+func (a *Agent) goBack(conn *wire.Conn) {
+	a.mu.Lock()
+	m := wire.AgentBack{Workers: []wire.WorkerAt{}, Exits: a.exits, Objects: []wire.ObjectAt{}}
+	for _, w := range a.workers {
+		m.Workers = append(m.Workers, wire.WorkerAt{Number: w.Number, Pid: w.Pid()})
+	}
+	if a.script.Stored != nil {
+		m.Objects = a.script.Stored(a.join.Node)
+	}
+	_ = wire.Notify(conn, "back", &m) // numbers can be encoded
+	_ = wire.Notify(conn, "resent", &wire.Empty{})
+	a.next = 0
+	var relayed []*Worker
+	if a.join.Relay {
+		for _, w := range a.workers {
+			a.next++
+			w.mu.Lock()
+			w.peer = a.next
+			w.mu.Unlock()
+			a.links[w.peer] = w
+			relayed = append(relayed, w)
+		}
+	}
+	a.mu.Unlock()
+	for _, w := range relayed {
+		w.open(1)
+	}
+	conn.Flush()
+}
+
+// reopen gives a relayed worker another link.
+func (a *Agent) reopen(w *Worker) {
+	a.mu.Lock()
+	conn := a.conn
+	if conn == nil {
+		a.mu.Unlock()
+		return // it gets one anyway
+	}
+	delete(a.links, w.peer)
+	w.mu.Lock()
+	old := w.peer
+	a.next++
+	w.peer, w.conn = a.next, nil
+	w.mu.Unlock()
+	a.links[w.peer] = w
+	conn.Queue(wire.Header{Kind: wire.KindClose, Peer: old}, nil, []byte{0xc0}, nil)
+	a.mu.Unlock()
+	w.open(1)
+	conn.Flush()
+}
+
+// exited tells the head of a worker's end, and the next one.
+func (a *Agent) exited(e *wire.Exited) {
+	a.mu.Lock()
+	a.exits = append(a.exits, *e)
+	conn, killed := a.conn, a.killed
+	a.mu.Unlock()
+	if !killed && conn != nil {
+		_ = wire.Notify(conn, "exited", e) // no field of it can fail to encode
+	}
 }
 
 func (a *Agent) node() spec.Node {
@@ -221,7 +379,9 @@ func (a *Agent) respond(id uint64, m msgp.Marshaler, err error) {
 		h.Flags = wire.FlagError
 		body = wire.AppendError(nil, spec.AsError(err))
 	}
-	a.conn.Queue(h, nil, body, nil)
+	if conn := a.current(); conn != nil {
+		conn.Queue(h, nil, body, nil)
+	}
 }
 
 func (a *Agent) request(verb string, body []byte) (msgp.Marshaler, error) {
@@ -278,6 +438,10 @@ func (a *Agent) start(req *wire.Start) *wire.Empty {
 	for i := range req.Workers {
 		w := &Worker{WorkerStart: req.Workers[i], Setup: req.Setup, agent: a}
 		a.mu.Lock()
+		if slices.ContainsFunc(a.born, func(o *Worker) bool { return o.Number == w.Number }) {
+			a.mu.Unlock()
+			continue // it was asked for before
+		}
 		a.workers[w.Number] = w
 		a.born = append(a.born, w)
 		if a.join.Relay {
@@ -289,7 +453,7 @@ func (a *Agent) start(req *wire.Start) *wire.Empty {
 		}
 		a.mu.Unlock()
 		if a.join.Relay {
-			w.open()
+			w.open(0)
 		} else {
 			go w.run()
 		}
@@ -299,6 +463,10 @@ func (a *Agent) start(req *wire.Start) *wire.Empty {
 
 func (a *Agent) stop(req *wire.Stop) {
 	numbers := req.Workers
+	a.mu.Lock()
+	a.dismissed = a.dismissed || req.All
+	a.exits = slices.DeleteFunc(a.exits, func(e wire.Exited) bool { return slices.Contains(numbers, e.Worker) })
+	a.mu.Unlock()
 	if req.All {
 		numbers = nil
 	} else if len(numbers) == 0 {

@@ -35,6 +35,13 @@ type Script struct {
 	Stack func(w *Worker) string
 	// Objects is told what the head tells a node's store.
 	Objects func(node int, o wire.Objects)
+	// Holds is what a worker that comes back says it knows of, Stored what the
+	// store of a node has; by default nothing.
+	Holds  func(w *Worker) []wire.Released
+	Stored func(node int) []wire.ObjectAt
+	// Unordered: legs may come in another order than that of their numbers, as an
+	// initialize that is run again does.
+	Unordered bool
 	// Stop is told before a worker is stopped on the head's request.
 	Stop func(w *Worker)
 }

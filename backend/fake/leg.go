@@ -22,11 +22,18 @@ type Leg struct {
 	Payload []byte // [[arg, …], {name: arg, …}]; shared by the legs of a cast
 	Bufs    []wire.Buf
 	Cast    bool // came with the same bytes for every rank
+
+	ack  uint32 // results of legs up to there may be dropped
+	seq  uint32 // how many legs its worker has got with it
+	done bool
+	head wire.Header // its result
+	body []byte
+	bufs []wire.Buf
 }
 
 // readLeg takes a Leg frame apart. What it returns is its own.
 func readLeg(f *wire.Frame) (Leg, error) {
-	leg := Leg{Call: f.ID, Cast: f.Flags&wire.FlagCast != 0}
+	leg := Leg{Call: f.ID, Cast: f.Flags&wire.FlagCast != 0, ack: f.Ack}
 	n, b, err := msgp.ReadArrayHeaderBytes(f.Body)
 	if err == nil && n != 4 {
 		err = fmt.Errorf("%d parts instead of 4", n)
@@ -74,12 +81,15 @@ func (l *Leg) Raise(e *spec.Error) {
 	l.answer(wire.Header{Kind: wire.KindResult, Flags: wire.FlagError, ID: l.Call}, wire.AppendError(nil, e), nil)
 }
 
+// answer keeps the result until the head says that it need not be, and sends it,
+// if there is a head.
 func (l *Leg) answer(h wire.Header, body []byte, bufs []wire.Buf) {
 	w := l.Worker
 	w.mu.Lock()
 	at := slices.Index(w.legs, l)
 	if at >= 0 {
 		w.legs = slices.Delete(w.legs, at, at+1)
+		l.done, l.head, l.body, l.bufs = true, h, body, bufs
 	}
 	w.mu.Unlock()
 	if at >= 0 {

@@ -1,7 +1,9 @@
 package fake
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -23,11 +25,15 @@ type Worker struct {
 	peer     uint32      // its link, where it is relayed
 	handling atomic.Bool // as Agent.handling, where it has a connection of its own
 
-	mu   sync.Mutex
-	conn *wire.Conn // its own, or its agent's
-	legs []*Leg     // not answered yet, oldest first
-	gone bool
-	hung bool // it hung up by itself
+	mu       sync.Mutex
+	conn     *wire.Conn // its own, or its agent's; nil while there is none
+	legs     []*Leg     // not answered yet, oldest first
+	kept     []*Leg     // not released yet, oldest first
+	received uint32     // legs, ever
+	last     uint64     // the call of the last one
+	ready    *wire.Ready
+	gone     bool
+	hung     bool // it hung up by itself
 }
 
 // Pid is the number it has for people.
@@ -36,50 +42,75 @@ func (w *Worker) Pid() int { return firstPid + int(w.Number) }
 // Node is the name of the node it is on.
 func (w *Worker) Node() string { return w.agent.join.Name }
 
-// open begins a relayed worker: a hello on a link of its own.
-func (w *Worker) open() {
+// open begins a relayed worker: a hello on a link of its own. One that is back
+// tells the rest when it is welcome.
+func (w *Worker) open(back uint32) {
 	hello := wire.Hello{
 		Magic: "muster", Version: wire.Version, Release: wire.Release,
-		Role: wire.RoleWorker, Token: w.Token, Worker: w.Number, Pid: w.Pid(),
+		Role: wire.RoleWorker, Token: w.Token, Worker: w.Number, Pid: w.Pid(), Back: back,
 	}
 	body, err := hello.MarshalMsg(nil)
 	if err != nil { // no field of a Hello can fail to encode
 		panic(err)
 	}
-	w.conn = w.agent.conn
-	w.conn.Queue(wire.Header{Kind: wire.KindOpen, Peer: w.peer}, nil, body, nil)
-}
-
-// run is the life of a worker with a connection of its own.
-func (w *Worker) run() {
-	defer w.agent.dialled.Done()
-	conn, err := wire.Dial(w.Setup.CallAddress)
-	if err == nil {
-		_, err = wire.Join(conn, wire.Hello{Role: wire.RoleWorker, Token: w.Token, Worker: w.Number})
-	}
-	if err != nil {
-		w.Exit(wire.Exited{Code: 1, Why: err.Error()})
-		return
+	conn := w.agent.current()
+	if conn == nil {
+		return // it is opened again when there is one
 	}
 	w.mu.Lock()
-	w.conn = conn
-	over := w.gone || w.hung
-	w.mu.Unlock()
-	if over {
-		_ = conn.Close()
-		return
+	defer w.mu.Unlock()
+	conn.Queue(wire.Header{Kind: wire.KindOpen, Peer: w.peer}, nil, body, nil)
+	if back == 0 {
+		w.conn = conn
 	}
-	w.begin()
+}
+
+// run is the life of a worker with a connection of its own, and of others when
+// that is cut.
+func (w *Worker) run() {
+	defer w.agent.dialled.Done()
+	back := uint32(0)
+	for {
+		conn, err := w.dial(back)
+		if err != nil {
+			w.Exit(wire.Exited{Code: 1, Why: err.Error()})
+			return
+		}
+		w.mu.Lock()
+		over := w.gone || w.hung
+		if !over && back != 0 {
+			w.tellBack(conn)
+		}
+		w.conn = conn
+		w.mu.Unlock()
+		if over {
+			_ = conn.Close()
+			return
+		}
+		if back == 0 {
+			w.begin()
+		}
+		w.read(conn)
+		w.mu.Lock()
+		w.conn = nil
+		over, hung := w.gone, w.hung
+		w.mu.Unlock()
+		_ = conn.Close()
+		if hung || over {
+			return
+		}
+		if w.agent.ends() {
+			w.Exit(wire.Exited{}) // as a worker does: quietly
+			return
+		}
+		back = 1
+	}
+}
+
+func (w *Worker) read(conn *wire.Conn) {
 	for {
 		f, err := conn.Read()
 		if err != nil {
-			_ = conn.Close()
-			w.mu.Lock()
-			hung := w.hung
-			w.mu.Unlock()
-			if !hung {
-				w.Exit(wire.Exited{}) // as a worker does: quietly
-			}
 			return
 		}
 		w.handling.Store(true)
@@ -88,6 +119,81 @@ func (w *Worker) run() {
 			w.handling.Store(false)
 			conn.Flush()
 		}
+	}
+}
+
+// dial joins the head. Who was there before tries for as long as its agent does.
+func (w *Worker) dial(back uint32) (*wire.Conn, error) {
+	for {
+		conn, err := wire.Dial(w.Setup.CallAddress)
+		if err == nil {
+			_, err = wire.Join(conn, wire.Hello{Role: wire.RoleWorker, Token: w.Token, Worker: w.Number, Back: back})
+			if err == nil {
+				return conn, nil
+			}
+			_ = conn.Close()
+		}
+		w.mu.Lock()
+		over := w.gone || w.hung
+		w.mu.Unlock()
+		var told *spec.Error
+		if back == 0 || over || errors.As(err, &told) || !w.agent.pause() {
+			return nil, err
+		}
+	}
+}
+
+// tellBack tells the head what the worker has got and keeps. Called with mu held,
+// so that a result either is among it or is sent after it.
+func (w *Worker) tellBack(conn *wire.Conn) {
+	m := wire.WorkerBack{Received: w.received, Legs: []wire.LegBack{}, Objects: []wire.Released{}}
+	m.Ready.Description = w.agent.script.Class
+	if w.ready != nil {
+		m.Ready = *w.ready
+	}
+	if w.agent.script.Holds != nil {
+		m.Objects = w.agent.script.Holds(w)
+	}
+	for _, l := range w.kept {
+		at := wire.LegBack{Seq: l.seq, Call: l.Call, Origin: l.Origin}
+		if l.done {
+			at.Done = 1
+		}
+		m.Legs = append(m.Legs, at)
+	}
+	w.queueNotice(conn, "back", &m)
+	for _, l := range w.kept {
+		if l.done {
+			hd := l.head
+			hd.Flags |= wire.FlagAgain
+			hd.Peer = w.peer
+			conn.Queue(hd, nil, l.body, l.bufs)
+		}
+	}
+	w.queueNotice(conn, "resent", &wire.Empty{})
+	conn.Flush()
+}
+
+func (w *Worker) queueNotice(conn *wire.Conn, verb string, m msgp.Marshaler) {
+	body, err := wire.AppendVerb(nil, verb, m)
+	if err != nil {
+		panic(err)
+	}
+	conn.Queue(wire.Header{Kind: wire.KindNotice, Peer: w.peer}, nil, body, nil)
+}
+
+// Cut ends the worker's call connection as a network would: it comes back. That of
+// a relayed one is a link, which it closes.
+func (w *Worker) Cut() {
+	w.mu.Lock()
+	conn := w.conn
+	w.mu.Unlock()
+	switch {
+	case conn == nil:
+	case !w.agent.join.Relay:
+		conn.Cut()
+	default:
+		w.agent.reopen(w)
 	}
 }
 
@@ -107,7 +213,19 @@ func (w *Worker) handle(f *wire.Frame) {
 			w.Die(wire.Exited{Code: 1, Why: wire.ReadError(f.Body).Message})
 			return
 		}
-		w.begin()
+		conn := w.agent.current()
+		w.mu.Lock()
+		first := w.conn != nil
+		if !first && conn != nil {
+			w.tellBack(conn)
+			w.conn = conn
+		}
+		w.mu.Unlock()
+		if first {
+			w.begin()
+		}
+	case wire.KindNotice:
+		w.notice(f)
 	case wire.KindLeg:
 		leg, err := readLeg(f)
 		if err != nil {
@@ -124,7 +242,13 @@ func (w *Worker) take(cast Leg) {
 	leg := &cast
 	leg.Worker = w
 	w.mu.Lock()
-	w.legs = append(w.legs, leg)
+	w.release(leg.ack, nil)
+	if leg.Call <= w.last && !w.agent.script.Unordered {
+		panic(fmt.Sprintf("%s got call %x after call %x", w.Name, leg.Call, w.last))
+	}
+	w.received++
+	leg.seq, w.last = w.received, leg.Call
+	w.legs, w.kept = append(w.legs, leg), append(w.kept, leg)
 	w.mu.Unlock()
 	if w.agent.script.Answer != nil {
 		w.agent.script.Answer(leg)
@@ -133,10 +257,42 @@ func (w *Worker) take(cast Leg) {
 	leg.Return([]byte{0xc0})
 }
 
+// release drops the results of legs up to a number, and of calls.
+func (w *Worker) release(through uint32, calls []uint64) {
+	w.kept = slices.DeleteFunc(w.kept, func(l *Leg) bool {
+		return l.done && (int32(l.seq-through) <= 0 || slices.Contains(calls, l.Call)) //nolint:gosec // sequence arithmetic
+	})
+}
+
+// Kept is how many results the worker keeps.
+func (w *Worker) Kept() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.kept)
+}
+
+func (w *Worker) notice(f *wire.Frame) {
+	verb, body, err := wire.ReadVerb(f.Body)
+	var m wire.Acked
+	if err == nil && verb == "acked" {
+		_, err = m.UnmarshalMsg(body)
+	}
+	if err != nil {
+		panic(err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.release(m.Through, m.Calls)
+}
+
 // Ready tells the head that the worker can be called; info is the place that its
 // constructor chose, if it did.
 func (w *Worker) Ready(info *spec.RankInfo) {
-	w.notify("ready", &wire.Ready{Pid: w.Pid(), Description: w.agent.script.Class, Info: info})
+	r := &wire.Ready{Pid: w.Pid(), Description: w.agent.script.Class, Info: info}
+	w.mu.Lock()
+	w.ready = r
+	w.mu.Unlock()
+	w.notify("ready", r)
 }
 
 // Fail tells the head why the worker cannot become ready, and ends.
@@ -157,11 +313,14 @@ func (w *Worker) notify(verb string, m msgp.Marshaler) {
 func (w *Worker) Send(h wire.Header, body []byte, bufs ...wire.Buf) {
 	w.mu.Lock()
 	conn := w.conn
-	w.mu.Unlock()
 	h.Peer = w.peer
+	w.mu.Unlock()
+	if conn == nil {
+		return // what matters is kept
+	}
 	conn.Queue(h, nil, body, bufs)
 	handling := &w.handling
-	if w.peer != 0 {
+	if w.agent.join.Relay {
 		handling = &w.agent.handling
 	}
 	if !handling.Load() {
@@ -175,7 +334,9 @@ func (w *Worker) Print(lines ...string) {
 	for _, line := range lines {
 		log.Lines = append(log.Lines, wire.LogLine{Number: w.Number, Worker: w.Name, Text: line})
 	}
-	_ = wire.Notify(w.agent.conn, "log", &log) // no line can fail to encode
+	if conn := w.agent.current(); conn != nil {
+		_ = wire.Notify(conn, "log", &log) // no line can fail to encode
+	}
 }
 
 // Die ends the worker: its connection, then the agent's word on its end. Worker
@@ -189,12 +350,12 @@ func (w *Worker) Die(e wire.Exited) {
 func (w *Worker) HangUp() {
 	w.mu.Lock()
 	w.hung = true
-	conn := w.conn
+	conn, peer := w.conn, w.peer
 	w.mu.Unlock()
 	switch {
 	case conn == nil: // not dialled yet
-	case w.peer != 0:
-		conn.Queue(wire.Header{Kind: wire.KindClose, Peer: w.peer}, nil, []byte{0xc0}, nil)
+	case w.agent.join.Relay:
+		conn.Queue(wire.Header{Kind: wire.KindClose, Peer: peer}, nil, []byte{0xc0}, nil)
 		conn.Flush()
 	default:
 		_ = conn.CloseWhenFlushed()
@@ -216,12 +377,7 @@ func (w *Worker) Exit(e wire.Exited) {
 	if e.Why == "" && e.Signal != "" { // as an agent words it
 		e.Why = "killed by " + e.Signal
 	}
-	w.agent.mu.Lock()
-	killed := w.agent.killed
-	w.agent.mu.Unlock()
-	if !killed {
-		_ = wire.Notify(w.agent.conn, "exited", &e) // no field of it can fail to encode
-	}
+	w.agent.exited(&e)
 }
 
 // vanish ends the worker with its agent: nobody tells.
@@ -231,7 +387,7 @@ func (w *Worker) vanish() {
 	conn := w.conn
 	w.mu.Unlock()
 	w.agent.drop(w)
-	if w.peer == 0 && conn != nil {
+	if !w.agent.join.Relay && conn != nil {
 		_ = conn.Close()
 	}
 }
