@@ -302,12 +302,13 @@ def _cycle_objection(facts: Facts, step: Step) -> str:
 
 
 def _taint_objection(facts: Facts, error: Line, at: float) -> str:
-    """A rank is tainted by a cancel of what it runs, or by the death of a rank or of a caller
-    that had a part in it."""
+    """A rank is tainted by a cancel of what it runs: its caller's, or with the death of the
+    caller, or of another rank where nothing restarts."""
     team = error["cluster"]
     cancels = [facts.plan.steps[line["call"]] for line in facts.of("cancel") if line["at"] <= at]
-    callers = {s.team for s in facts.plan.steps.values() if s.inner == team}
-    if any(s.team == team for s in cancels) or any(_died(facts, t) for t in {team, *callers}):
+    losers = {s.team for s in facts.plan.steps.values() if s.inner == team}
+    losers |= {team} if facts.plan.team(team).on_failure == "fail" else set()
+    if any(s.team == team for s in cancels) or any(_died(facts, t) for t in losers):
         return ""
     return f"and nothing of {team} was cancelled"
 
