@@ -102,6 +102,8 @@ class Run:
             self.process.kill()
             raise AssertionError(f"{line}, {self.process.communicate()}")
         self.port, *self.workers = (int(word) for word in line[1:])
+        # Once a head was killed, these are not below the script any more.
+        self.started = {who: self.find(f"muster {who}") for who in ("warden", "agent")}
 
     def find(self, title: str) -> list[int]:
         """Processes below the script whose command line says title."""
@@ -125,7 +127,7 @@ class Run:
     def pids(self, who: str) -> list[int]:
         if who == "script":
             return [self.process.pid]
-        return self.find(f"muster {who}")
+        return self.started.get(who) or self.find(f"muster {who}")
 
     def end(self, timeout: float = 20) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=timeout)
@@ -175,7 +177,6 @@ def head(run: Run) -> int:
 
 
 VICTIMS: dict[str, Callable[[Run], int]] = {
-    "head": head,
     "warden": lambda run: run.find("muster warden")[0],
     "agent": lambda run: run.find("muster agent")[0],
     "worker": lambda run: run.workers[0],
@@ -195,10 +196,35 @@ def test_part_is_killed(script: Path, victim: str, relay: str) -> None:
     code, out, err = run.end()
     assert line.startswith("error"), (line, out, err)
     assert code == 4
-    expected = {"head": "HeadLostError", "worker": "WorkerDiedError"}.get(victim, "NodeLostError")
+    expected = "WorkerDiedError" if victim == "worker" else "NodeLostError"
     assert expected in line, (line, took)
-    if victim in ("head", "worker"):
+    if victim == "worker":
         assert "SIGKILL" in line
+
+
+def replace_head(run: Run) -> None:
+    old = head(run)
+    os.kill(old, signal.SIGKILL)
+    assert eventually(lambda: run.find("muster head") not in ([], [old]))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("relay", ["", "+relay"])
+@pytest.mark.parametrize("then", ["script", "agent", "warden"])
+def test_head_is_killed(script: Path, then: str, relay: str) -> None:
+    """Another takes its place, with the same workers, and so does one after that.
+
+    What ends then is seen to by a head that started none of it.
+    """
+    run = Run(script, "hang", "wait", "2x2" + relay)
+    for _ in range(2):
+        replace_head(run)
+    assert all(alive(pid) for pid in run.workers)
+    run.kill(then)
+    code, out, err = run.end(60)
+    if then != "script":
+        assert code == 4 and "NodeLostError" in out, (code, out, err)
+    assert eventually(lambda: not strays() and is_free(run.port)), strays()
 
 
 @pytest.mark.chaos
