@@ -158,6 +158,7 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 				case err != nil:
 					t.op(FailLeg, c, i, err)
 				case !l.Out && c.first != nil: // it was given up before it was sent
+					l.Result.Err = c.first
 					t.op(FailLeg, c, i, c.first)
 				default:
 					t.op(AnswerLeg, c, i, l.Result.Err)
@@ -184,8 +185,9 @@ func (t *Table) depReady(d, dep *Call, err *spec.Error) {
 			break
 		}
 	}
-	if d.State == Sending && err != nil {
+	if err != nil && (d.State == Sending || d.State == Running) { // running: only a head before this one may have sent it
 		t.fail(d, err)
+		t.endDown(d, err)
 		return
 	}
 	if d.State != Held && d.State != Sending {

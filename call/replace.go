@@ -70,18 +70,47 @@ func (t *Table) Replace(workers []*Worker) []Op {
 			}
 		}
 	}
+	waits := t.firstWaiting(workers)
 	for _, w := range workers {
 		for _, c := range slices.Clone(w.out()) {
 			leg := c.LegOf(w)
-			if c.State == Running || c.State == Sending {
-				t.op(SendAgain, c, leg, nil)
-			} else { // its answer is settled
+			switch {
+			case c.State != Running && c.State != Sending: // its answer is settled
 				t.legDone(c, leg, Result{Err: c.cancelled("")})
+			case c.ID >= waits:
+				t.takeBack(c, leg)
+			default:
+				t.op(SendAgain, c, leg, nil)
 			}
 		}
 	}
 	t.release(cl)
 	return t.ops
+}
+
+// firstWaiting is the first call with a leg on one of these workers that cannot be
+// sent yet: a head before this one may have sent it. What comes after it waits too.
+func (t *Table) firstWaiting(workers []*Worker) ID {
+	first := ^ID(0)
+	for _, w := range workers {
+		for _, c := range w.out() {
+			if len(c.needs) > 0 && (c.Paired == nil || !c.fed(c.LegOf(w))) {
+				first = min(first, c.ID)
+			}
+		}
+	}
+	return first
+}
+
+// takeBack has a leg wait once more until what it needs is there.
+func (t *Table) takeBack(c *Call, leg int) {
+	l := &c.Legs[leg]
+	l.Worker.removeOut(c)
+	l.sent = false
+	if c.State == Running {
+		c.State = Sending
+		t.hold(c)
+	}
 }
 
 // Began counts a leg that is no call's: the one that makes a new process what its

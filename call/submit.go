@@ -77,10 +77,10 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 	case dep == nil, dep.State == Answered && dep.Value == nil:
 		return spec.Errorf(spec.CodeNotFound,
 			"%s: an argument is the future of a call that the head does not know (any more): get its value and pass that", c.Title())
-	case f.Rank >= 0 && dep.LegOfRank(f.Rank) < 0:
-		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of rank %d of %s, which that call is not made on", c.Title(), f.Rank, dep.Title())
 	case dep.State == Answered && dep.Value.Err != nil:
 		return dep.Value.Err
+	case f.Rank >= 0 && dep.LegOfRank(f.Rank) < 0:
+		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of rank %d of %s, which that call is not made on", c.Title(), f.Rank, dep.Title())
 	}
 	dep.shared = true
 	dep.users++ // its result must outlive its answer: a worker may come back without the leg
@@ -145,9 +145,9 @@ func (t *Table) release(cl *Cluster) {
 				t.refuse(c, c.about(dead))
 				continue
 			}
-			if c.Paired == nil && c.blocked() {
-				return
-			}
+		}
+		if c.Paired == nil && c.blocked() {
+			return
 		}
 		if c.Paired != nil && !t.sendSome(c) {
 			return
