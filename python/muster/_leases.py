@@ -17,6 +17,7 @@ import os
 import select
 import socket
 import threading
+import weakref
 from _thread import get_ident
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,7 +26,7 @@ from typing import Any, Protocol
 
 from . import _errors, _wire
 from ._endings import attempt, forget, when_gone
-from ._shm import Mapping, Segment, make_room
+from ._shm import Mapping, Segment, array_at, make_room
 
 _CONNECT_SECONDS = 30.0
 _MOST_OPENED = 200  # objects in one request: the kernel passes on 253 descriptors at once
@@ -39,12 +40,11 @@ Reply = dict[str, Any]
 class Loan:
     """What a lease has to give back."""
 
-    __slots__ = ("mapping", "object", "right", "segment", "size", "watched")
+    __slots__ = ("mapping", "object", "segment", "size", "watched")
 
     def __init__(self, object: int) -> None:
         self.object = object
         self.watched = False  # it will be given back
-        self.right: Any = None  # by which it was lent; the store was not asked
         self.segment: Segment | None = None
         self.mapping: Mapping | None = None
         self.size = 0
@@ -111,6 +111,50 @@ class Granted(Protocol):
     segment: int
 
 
+class Lent(Protocol):
+    """What the head has lent with a leg, for as long as there is a right to it."""
+
+    segment: int
+    borrowed: list[Borrowed]
+
+
+class Borrowed:
+    """A private mapping of what was lent; kept for as long as that is, and used again for the
+    next view when nobody looks at it any more."""
+
+    __slots__ = ("_root", "_segment", "mapping", "store")
+
+    def __init__(self, store: Store, segment: Segment) -> None:
+        self.store = store
+        self._segment = segment
+        self.mapping: Mapping | None = segment.lend()
+        self._root: Any = _nobody
+
+    def view(self, owner: object) -> memoryview | None:
+        """All of its memory, as it was put; ``owner`` lives for as long as somebody looks at
+        it. None while somebody does."""
+        mapping = self.mapping
+        if mapping is None or self._root() is not None:
+            return None
+        if self._root is not _nobody:
+            self._segment.wipe(mapping, all=False)
+        root = array_at(mapping.address, mapping.length, owner)
+        self._root = weakref.ref(root)
+        return memoryview(root).cast("B")
+
+    def give_back(self) -> None:
+        """Nobody will look at it any more. May be done again, if it was interrupted."""
+        mapping = self.mapping
+        if mapping is not None:
+            self._segment.wipe(mapping, all=False)
+            self.mapping = None
+            self._segment.take_back(mapping)
+
+
+def _nobody() -> None:
+    """Nobody has looked at it yet."""
+
+
 class Store:
     """A connection to the store of one node. Methods may be called from any thread."""
 
@@ -130,7 +174,7 @@ class Store:
         self.freed: list[int] = []  # objects of ours to be given up: nobody was told of them
         self._opened = 0  # leases ever; changed by who has the turn
         self._closed = 0  # of them, those that ended; changed by who sends
-        self._borrowed: dict[int, Loan] = {}  # those that the store was not asked for
+        self._borrowed: dict[int, Lent] = {}  # what is looked at and was not asked for
         self.writing: list[None] = []  # an entry for each object that is being written
         self._retired = False
         self._full = False  # descriptors were lost, so that not all segments are known
@@ -228,20 +272,22 @@ class Store:
             leases.append(lease)
         return leases
 
-    def borrow(self, right: object, object: int, number: int) -> Lease | None:
-        """A lease of what was lent with ``right``, and lies in a segment that is known here. It
-        keeps the right, and ends without a word to the store."""
-        segment = self._segments.get(number)
+    def borrow(self, lent: Lent) -> Borrowed | None:
+        """A mapping of what was lent, if it lies in a segment that is known here. The store is
+        told nothing of it, and nothing when it is returned."""
+        segment = self._segments.get(lent.segment)
         if segment is None or self.dead:
             return None
-        loan = Loan(object)
-        loan.right = right
-        loan.segment, loan.size = segment, segment.length
-        loan.mapping = segment.lend()
-        lease = Lease(loan)
-        self._borrowed[id(loan)] = loan
-        when_gone(lease, loan, self._ended, self.flush)
-        return lease
+        self._borrowed[id(lent)] = lent
+        borrowed = Borrowed(self, segment)
+        lent.borrowed.append(borrowed)
+        return borrowed
+
+    def returned(self, lent: Lent) -> None:
+        """All of what was lent was given back."""
+        self._borrowed.pop(id(lent), None)
+        if self._retired:
+            self.flush()
 
     def _descriptors_lost(self) -> _errors.LimitError:
         """The kernel drops descriptors for which there is no room, without a word."""
@@ -364,12 +410,10 @@ class Store:
             forget(ending)
             ending.entry.wipe()
         loans = [ending.entry for ending in endings]
-        asked = [loan.object for loan in loans if loan.right is None]
-        if asked:
-            frames = _notice(["close", {"objects": [*Counter(asked).items()]}])
-        told = len(asked)
-        for loan in loans:
-            self._borrowed.pop(id(loan), None)
+        if loans:
+            counts = Counter(loan.object for loan in loans)
+            frames = _notice(["close", {"objects": [*counts.items()]}])
+        told = len(loans)
         for object in filter(None, self.freed[:freed]):
             frames += _notice(["free", {"object": object}])
         # No call in these, after which a signal handler could run: all or nothing.

@@ -22,7 +22,7 @@ from ._endings import Ending, attempt, forget, waiting, when_gone
 if TYPE_CHECKING:
     import numpy
 
-    from ._leases import Lease, Store
+    from ._leases import Borrowed, Lease, Store
     from ._shm import Mapping
     from ._store import Stores
 
@@ -147,6 +147,8 @@ class Ledger:
             ending = self.ended[0]
             account = ending.entry
             forget(ending)
+            if account.borrowed:
+                _return(account)
             # No call between the two steps, after which a signal handler could run.
             if account.count:
                 if account.leg != self.leg:
@@ -222,7 +224,17 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 class Account:
     """What is to be given back for an object in the end."""
 
-    __slots__ = ("count", "ledger", "leg", "lines", "maker", "object", "segment", "watched")
+    __slots__ = (
+        "borrowed",
+        "count",
+        "ledger",
+        "leg",
+        "lines",
+        "maker",
+        "object",
+        "segment",
+        "watched",
+    )
 
     def __init__(self, ledger: Ledger, object: int, maker: Store | None) -> None:
         self.watched = False
@@ -230,6 +242,7 @@ class Account:
         self.object = object
         self.segment = 0  # where it lies: of what was made here, and of what was lent
         self.leg = 0  # the call with whose arguments it came
+        self.borrowed: list[Borrowed] = []  # where it is looked at, if it was lent
         self.count = 0  # as the head has it
         self.maker = maker  # the store's connection, if it was made here
         self.lines: list[Any] = []  # connections by which the head was told of what was made
@@ -292,23 +305,19 @@ def views(sources: Sequence[Stored]) -> list[memoryview]:
     of the same object share one lease."""
     from . import _shm
 
-    if len(sources) == 1 and sources[0].right.account.leg:
-        source = sources[0]
-        lent = source.right.ledger.stores.borrow(source.right)
-        if lent is not None and source.offset + source.nbytes <= lent.size:
-            return [_shm.view(lent.address + source.offset, source.nbytes, lent)]
+    lent = _lent(sources)
+    if None not in lent:
+        return lent  # type: ignore[return-value]
     leases: dict[tuple[int, int], Lease] = {}
-    for source in sources:
-        if source.right.account.segment and source.right.account.maker is None:
-            lent = source.right.ledger.stores.borrow(source.right)
-            if lent is not None:
-                leases[id(source.right.ledger), source.right.object] = lent
-    asked = [s.right for s in sources if (id(s.right.ledger), s.right.object) not in leases]
+    asked = [source.right for source, view in zip(sources, lent, strict=True) if view is None]
     for ledger in {id(right.ledger): right.ledger for right in asked}.values():
         opened = ledger.stores.open([right.object for right in asked if right.ledger is ledger])
         leases |= {(id(ledger), object): lease for object, lease in opened.items()}
     found = []
-    for source in sources:
+    for source, view in zip(sources, lent, strict=True):
+        if view is not None:
+            found.append(view)
+            continue
         lease = leases[id(source.right.ledger), source.right.object]
         if source.offset + source.nbytes > lease.size:
             raise _errors.ProtocolError(
@@ -317,6 +326,43 @@ def views(sources: Sequence[Stored]) -> list[memoryview]:
             )
         found.append(_shm.view(lease.address + source.offset, source.nbytes, lease))
     return found
+
+
+def _lent(sources: Sequence[Stored]) -> list[memoryview | None]:
+    """The bytes of what came with a leg, where they can be looked at without asking."""
+    found: list[memoryview | None] = []
+    whole: memoryview | None = None
+    last: Right | None = None
+    for source in sources:
+        right = source.right
+        if right is not last:  # stretches of an object come together
+            whole, last = _borrowed(right), right
+        start, end = source.offset, source.offset + source.nbytes
+        found.append(None if whole is None or end > len(whole) else whole[start:end])
+    return found
+
+
+def _borrowed(right: Right) -> memoryview | None:
+    """All of an object that came with a leg, seen by nobody else; None where it is to be opened."""
+    account = right.account
+    if not account.segment or account.maker is not None:
+        return None
+    with right.ledger.counting:
+        for borrowed in account.borrowed:
+            view = borrowed.view(right)
+            if view is not None:
+                return view
+        more = right.ledger.stores.borrow(account)
+        return None if more is None else more.view(right)
+
+
+def _return(account: Account) -> None:
+    """Nothing of what was lent may be seen any more when others are told. May be done again, if
+    it was interrupted."""
+    for borrowed in account.borrowed:
+        borrowed.give_back()
+        borrowed.store.returned(account)
+    account.borrowed = []
 
 
 # --- buffers of frames ---------------------------------------------------------------------

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._errors import LimitError
+from ._pages import written
 
 #: Fewer bytes than these are copied by one thread: starting another takes longer.
 PARALLEL = 8 << 20
@@ -80,10 +81,15 @@ class Mapping:
 
 def view(address: int, length: int, owner: object) -> memoryview:
     """Memory as bytes; whatever is made over them keeps ``owner`` alive."""
+    return memoryview(array_at(address, length, owner)).cast("B")[:length]
+
+
+def array_at(address: int, length: int, owner: object) -> Any:
+    """What is under a view: it lives as long as that, and keeps ``owner``. It may be longer."""
     # One type for each power of two, as making one takes longer than all the rest.
     array = _array_type(length.bit_length()).from_address(address)
     array.owner = owner
-    return memoryview(array).cast("B")[:length]
+    return array
 
 
 @lru_cache(maxsize=64)
@@ -149,9 +155,11 @@ class Segment:
         except IndexError:
             return Mapping(self._fd, self.length, _READ | _WRITE, _PRIVATE)
 
-    def wipe(self, mapping: Mapping) -> None:
-        """Forget what was written to a private mapping, and what it shows."""
-        _madvise(mapping.address, mapping.length, _DONTNEED)
+    def wipe(self, mapping: Mapping, all: bool = True) -> None:
+        """Forget what was written to a private mapping; and, of ``all``, what it shows. What
+        stays mapped is not touched anew by who looks at the segment the next time."""
+        if all or written(mapping.address, mapping.length):
+            _madvise(mapping.address, mapping.length, _DONTNEED)
 
     def take_back(self, mapping: Mapping) -> None:
         """Take a private mapping that was wiped, for the next who looks."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _errors, _objects, _shm
-from ._leases import Lease, Store
-from ._objects import Inline, Right, Source, Stored
+from ._leases import Borrowed, Lease, Store
+from ._objects import Account, Inline, Right, Source, Stored
 
 if TYPE_CHECKING:
     import numpy
@@ -68,13 +68,12 @@ class Stores:
             leases |= zip(some, self.at(node).open(some), strict=True)
         return leases
 
-    def borrow(self, right: Right) -> Lease | None:
-        """A lease without asking, of what the head has lent; None where the segment is new."""
-        account = right.account
+    def borrow(self, account: Account) -> Borrowed | None:
+        """What the head has lent, mapped without asking; None where the segment is new."""
         for store in self._known.get(account.object >> 48, ()):
-            lease = store.borrow(right, account.object, account.segment)
-            if lease is not None:
-                return lease
+            borrowed = store.borrow(account)
+            if borrowed is not None:
+                return borrowed
         return None
 
     def retire(self) -> None:

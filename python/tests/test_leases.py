@@ -61,6 +61,19 @@ def received(number: int, size: int = SIZE) -> Stored:
     return stored
 
 
+def lent(source: Stored, stretches: int = 1) -> list[Stored]:
+    """The object as it comes with a leg, in so many stretches."""
+    ledger, account = _objects.ledger(), source.right.account
+    assert ledger is not None
+    size = source.nbytes // stretches
+    bufs: list[Any] = [
+        _wire.Reference(account.object, i * size, size, False, account.segment)
+        for i in range(stretches)
+    ]
+    _objects.claim(bufs, ledger, leg=True)
+    return bufs
+
+
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
@@ -108,6 +121,49 @@ def test_views_kept_over_recycles_read_their_own_bytes(stores: Stores) -> None:
         expected = content(seed)[64:].view(np.uint32)[::2].reshape(2, -1)
         assert np.array_equal(array, expected)
     assert len(stores.store.segments) < 30, "segments are used again"
+
+
+def test_what_came_with_a_leg_is_read_without_asking(stores: Stores) -> None:
+    made = put(5)
+    publish(made)
+    (mine,), (other,) = lent(made), lent(made)
+    one, two = mine.root(), other.root()
+    assert np.array_equal(one, content(5)) and mine.root() is one
+    one[:] = 0
+    two[5] += 1
+    assert two[6] == content(5)[6] and not one.any()
+    (first, second), kept = lent(made, 2), mappings()
+    halves = [np.frombuffer(view, np.uint8) for view in _objects.views([first, second])]
+    assert np.array_equal(np.concatenate(halves), content(5)) and mappings() == kept + 1
+    halves[0][0] ^= 1
+    again = first.root()
+    assert again[0] == content(5)[0], "a view of its own, while the first is held"
+    assert not stores.store.views()
+    del again, halves
+    whole = _objects.views([first, second])
+    assert bytes(whole[0]) + bytes(whole[1]) == content(5).tobytes(), (
+        "a new view shows what was put"
+    )
+    del one, two, whole
+    assert np.array_equal(mine.root(), content(5))
+    del mine, other, first, second
+    (fresh,) = lent(made)
+    assert np.array_equal(fresh.root(), content(5)), "and so does the next leg"
+    del fresh
+    assert stores.ledger.given_back == [(made.right.object, 1)] * 4
+    assert not stores.store.views()
+
+
+def test_what_was_lent_stays_good_when_the_session_is_over(stores: Stores) -> None:
+    made = put(6)
+    publish(made)
+    (mine,) = lent(made)
+    view = mine.root()
+    del made, mine
+    stores.ledger.retire()
+    assert np.array_equal(view, content(6)) and mappings()
+    del view
+    assert not mappings()
 
 
 def test_writes_are_local_and_end_with_the_view(stores: Stores) -> None:

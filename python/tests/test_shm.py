@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from muster import _shm
+from muster import _pages, _shm
 from muster._errors import LimitError
 
 
@@ -47,6 +47,42 @@ def test_mappings_show_the_same_memory_but_private_writes() -> None:
     assert mappings() == 1 and endings, "what is lent follows"
     made.take_back(one)
     assert mappings() == 0
+
+
+def test_only_what_was_written_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = segment(1 << 20)
+    np.frombuffer(_shm.view(made.writable(1 << 20).address, 1 << 20, made), np.uint8)[:] = 7
+    mapping = made.lend()
+    array = np.frombuffer(_shm.view(mapping.address, 1 << 20, made), np.uint8)
+    assert array.sum() == 7 << 20
+    known = not _pages.written(mapping.address, mapping.length)
+    assert known or _pages._Kernel.pagemap is None, "else this kernel cannot tell"
+    dropped: list[int] = []
+    madvise = _shm._madvise
+    monkeypatch.setattr(_shm, "_madvise", lambda *args: dropped.append(madvise(*args)))
+    made.wipe(mapping, all=False)
+    assert len(dropped) == (0 if known else 1)
+    for at in (0, 12345, (1 << 20) - 1):
+        array[at] = 9
+        assert _pages.written(mapping.address, mapping.length)
+        before = len(dropped)
+        made.wipe(mapping, all=False)
+        assert array[at] == 7 and len(dropped) == before + 1
+    monkeypatch.setattr(_pages._Kernel, "pagemap", None)
+    made.wipe(mapping, all=False)
+    assert len(dropped) == before + 2, "where the kernel does not tell, everything is"
+
+
+def test_a_forked_child_does_not_ask_about_its_parent() -> None:
+    made = segment(1 << 16)
+    mapping = made.lend()
+    array = np.frombuffer(_shm.view(mapping.address, 1 << 16, made), np.uint8)
+    _pages.written(mapping.address, mapping.length)
+    child = os.fork()
+    if not child:
+        array[5] = 1
+        os._exit(int(not _pages.written(mapping.address, mapping.length)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_mapping_that_cannot_be_is_an_error() -> None:
