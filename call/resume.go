@@ -377,7 +377,8 @@ func (t *Table) putBackError(c *Call) *spec.Error {
 	}
 	for _, f := range c.Futures {
 		if c.State == Running && !c.Idempotent {
-			break // it needs its arguments no more
+			t.lookAt(c, f)
+			continue
 		}
 		if err := t.need(c, f); err != nil && c.State != Running {
 			return err
@@ -387,6 +388,16 @@ func (t *Table) putBackError(c *Call) *spec.Error {
 		return t.addWait(c.ParentWorker, c)
 	}
 	return nil
+}
+
+// lookAt keeps what a future gives for a call that does not wait for it any more:
+// it says how the results are joined.
+func (t *Table) lookAt(c *Call, f Future) {
+	if dep := t.FindCaller(c.Caller, f.CallerID); dep != nil {
+		dep.shared = true
+		dep.users++
+		c.deps = append(c.deps, dep)
+	}
 }
 
 // giveUp fails a call that was put back, whatever of it is out.

@@ -314,6 +314,10 @@ func (c *Call) Wanted() bool { return c.Keep || c.shared }
 // Dep is the call that Futures[i] names, of a call whose sending was ordered.
 func (c *Call) Dep(i int) *Call { return c.deps[i] }
 
+// HasDeps says that there is one for each: of a call that was sent by a head before
+// this one there may not be.
+func (c *Call) HasDeps() bool { return len(c.deps) == len(c.Futures) }
+
 // unuse lets go of the calls whose results c needed.
 func (t *Table) unuse(c *Call) {
 	if c.used {

@@ -162,6 +162,7 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 		v = wire.Value{Raw: wire.AppendError(nil, err)}
 	}
 	p.unread++
+	h.fault("answering")
 	p.caller.answerLocked(c, hd, v.Raw, v.Bufs, b)
 	if !c.Wanted() || c.State != call.Answered {
 		return
@@ -176,6 +177,11 @@ func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 	if op.Do == call.AnswerLeg {
 		r := c.Legs[op.Leg].Result
 		return wire.Value{Raw: r.Body, Bufs: bufsOf(&r)}, nil
+	}
+	if !p.planned && p.paired == nil && len(c.Futures) > 0 { // it was sent by a head before this one
+		if err := p.planAgain(c); err != nil {
+			return wire.Value{}, err
+		}
 	}
 	collect := &p.plan.Collect
 	value := func(leg int) wire.Value {

@@ -47,6 +47,7 @@ func (c *callerConn) returned(rest []byte, b *batch) error {
 	if !c.lineEnd.back {
 		return spec.Errorf(spec.CodeProtocol, "a controller says that it is back and did not when it came")
 	}
+	h.fault("caller back")
 	c.backLocked(&c.lineEnd)
 	if h.resuming != nil {
 		c.comeback = comeback{said: true}
@@ -220,6 +221,7 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 	if !w.lineEnd.back {
 		return spec.Errorf(spec.CodeProtocol, "%s says that it is back and did not when it came", w.Name)
 	}
+	h.fault("worker back")
 	w.backLocked(&w.lineEnd)
 	w.closed = false
 	w.cluster.direct, w.cluster.fans = nil, nil
@@ -297,6 +299,7 @@ func (n *nodeConn) returned(rest []byte, b *batch) error {
 		h.mu.Unlock()
 		return errReplaced
 	}
+	h.fault("agent back")
 	n.backLocked(&n.lineEnd)
 	n.node.asker, n.ready = n.asker, true
 	if h.resuming != nil {

@@ -107,6 +107,7 @@ func (c *callerConn) call(f *wire.Frame, b *batch) error {
 		f.Keep()
 		p.bufs = f.Bufs
 	}
+	h.fault("submitted")
 	h.ordersLocked(ops, b)
 	if p.timeout > 0 && made.State != call.Answered {
 		p.timer = time.AfterFunc(p.timeout, func() { h.expire(made) })

@@ -281,6 +281,7 @@ func (h *Head) holdMaster(ctx context.Context, cl *cluster) error {
 	h.mu.Lock()
 	cl.master = placement.Master{Addr: first.info.Address, Port: ports.Ports[0]}
 	h.mu.Unlock()
+	h.fault("port held")
 	return nil
 }
 
@@ -324,6 +325,7 @@ func (h *Head) readyLocked(w *worker, r wire.Ready) {
 		w.try.readyLocked(w, r)
 		return
 	}
+	h.fault("worker ready")
 	w.state = "ready"
 	if cl.methods == nil {
 		if err := cl.describe(r.Description); err != nil {
@@ -439,10 +441,11 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 		})
 	}
 	all.Wait()
+	h.fault("workers stopped")
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.clusters[cl.Number] != cl {
+	if h.clusters[cl.Number] != cl || h.crashed.Load() {
 		return nil
 	}
 	delete(h.clusters, cl.Number)

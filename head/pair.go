@@ -156,6 +156,18 @@ func (p *pending) complete(c *call.Call) *spec.Error {
 	return nil
 }
 
+// planAgain finds out how the results of a call are joined whose legs another head
+// has sent.
+func (p *pending) planAgain(c *call.Call) *spec.Error {
+	if !c.HasDeps() {
+		return spec.Errorf(spec.CodeHeadLost, "%s: its legs have ended, but how their results are joined went with the head: make the call again", c.Title())
+	}
+	if err := p.splice(c); err != nil {
+		return err
+	}
+	return p.prepare(p.cluster.ranks, c.Ranks)
+}
+
 // pairedPart is the payload of one leg; legs of one part share it.
 func (p *pending) pairedPart(c *call.Call, leg int) (*wire.Value, *spec.Error) {
 	at := p.plan.Leg(leg).Part

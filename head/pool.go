@@ -47,6 +47,7 @@ func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req
 				h.progressLocked(wire.Progress{Subject: "pool", Doing: "nodes have joined", Done: len(h.nodes), Total: len(h.nodes), Final: true})
 			}
 			h.mu.Unlock()
+			h.fault("pool reserved")
 			return p, err
 		}
 		changed := h.changed

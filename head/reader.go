@@ -93,6 +93,7 @@ func (r *reader) readable() {
 	}
 	b.unlock(r.h)
 	b.flush()
+	r.h.fault("flushed")
 	held, slow := b.held, b.slow
 	b.held, b.slow = nil, nil
 	switch {

@@ -330,9 +330,7 @@ func (h *Head) settle() {
 		}
 	}
 	h.ordersLocked(ops, &b)
-	for _, w := range workers {
-		h.replayLocked(w, &b)
-	}
+	h.replayLocked(workers, &b)
 	for w, why := range r.lost {
 		h.lostLocked(w, why, &b)
 	}
@@ -410,19 +408,28 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	}
 }
 
-// replayLocked takes the results that a worker kept.
-func (h *Head) replayLocked(w *worker, b *batch) {
-	early := w.early
-	w.comeback = comeback{}
-	for i := range early {
-		f := &early[i]
-		if f.Kind == wire.KindResult {
-			_ = h.resultLocked(w, f, b) // what cannot be read is as good as lost
-			continue
+// replayLocked takes the results that workers kept, in the order of calls: what is
+// an argument comes before what it is one of.
+func (h *Head) replayLocked(workers []*worker, b *batch) {
+	type kept struct {
+		w *worker
+		f *wire.Frame
+	}
+	var all []kept
+	for _, w := range workers {
+		for i := range w.early {
+			f := &w.early[i]
+			if f.Kind == wire.KindResult {
+				all = append(all, kept{w, f})
+			} else if verb, rest, err := wire.ReadVerb(f.Body); err == nil && verb == "release" {
+				_ = h.releasedLocked(lease.Worker(w.Number), rest)
+			}
 		}
-		if verb, rest, err := wire.ReadVerb(f.Body); err == nil && verb == "release" {
-			_ = h.releasedLocked(lease.Worker(w.Number), rest)
-		}
+		w.comeback = comeback{}
+	}
+	slices.SortStableFunc(all, func(a, b kept) int { return cmp.Compare(a.f.ID, b.f.ID) })
+	for _, k := range all {
+		_ = h.resultLocked(k.w, k.f, b) // what cannot be read is as good as lost
 	}
 }
 
