@@ -90,8 +90,10 @@ class Session:
             self.events.wait_for(stopped.get("mark", 0), _DRAIN_PATIENCE)
 
     def abort(self) -> None:
-        """End from inside a signal handler: no lock is taken, the hang-up says it all."""
+        """End from inside a signal handler: no lock is taken, so nothing can be sent."""
         self.connection.hang_up()
+        if self.embedded is not None:  # which would take that for a cut connection
+            self.embedded.head.terminate()
         self._wait_for_head()
 
     def _wait_for_head(self, stopping: bool = False) -> None:
@@ -287,6 +289,7 @@ def _open_session(settings: dict[str, Any], timeout: float) -> Session:
     runtime = describe_runtime()
     session = (_join if settings["address"] else _embed)(settings, runtime, timeout)
     session.connection.comeback.say = session.show
+    session.connection.comeback.begin()
     try:
         if settings["log_to_stderr"] or settings["progress"]:
             session.events = Events(
@@ -294,7 +297,6 @@ def _open_session(settings: dict[str, Any], timeout: float) -> Session:
                 session.welcome["token"],
                 logs=settings["log_to_stderr"],
                 progress=settings["progress"],
-                on_cut=session.connection.poll,
             )
     except BaseException:
         session.end()
@@ -369,6 +371,7 @@ def _worker_connection(worker: WorkerContext) -> Connection:
             stream, _ = way.dial(monotonic() + head_grace())  # it may be away just now
             dialled = Connection(stream, way, worker.current_call)
             dialled.ledger = _objects.ledger()  # its rights go by the runtime's connection
+            dialled.comeback.begin()
             worker.connection = dialled
         return worker.connection
 

@@ -145,11 +145,18 @@ class HeadProcess:
                     self._status = status
         return self._status is not None
 
+    def terminate(self) -> None:
+        """Have the head end in order, with all below it."""
+        self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """End the head at once; the agents below it notice and clear their nodes."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         if not self._reap():
             try:
-                os.kill(self.pid, signal.SIGKILL)
+                os.kill(self.pid, number)
             except ProcessLookupError:
                 pass
 
