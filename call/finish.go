@@ -30,8 +30,8 @@ func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
 func (t *Table) legDone(c *Call, leg int, r Result) {
 	l := &c.Legs[leg]
 	l.Done = true
-	if w := l.Worker; w.Serial && len(w.out()) > 0 && w.out()[0] == c {
-		w.waits = nil // it was the one that ran, so nothing on w waits any more
+	if w := l.Worker; len(w.waits) > 0 { // of what runs next it may have been told already
+		w.waits = slices.DeleteFunc(w.waits, func(o *Call) bool { return o.Parent == c.ID })
 	}
 	full := c.Cluster.full > 0
 	l.Worker.removeOut(c)
