@@ -101,11 +101,15 @@ bench-sim: ## the head with up to 10,000 simulated workers, and how its costs gr
 # --- checking ---------------------------------------------------------------
 
 .PHONY: test
-test: test-go test-py test-e2e ## all tests: Go, Python, and whole programs end to end
+test: test-go sim test-py test-e2e ## all tests: Go, Python, and whole programs end to end
 
 .PHONY: test-go
 test-go: venv ## Go tests with the race detector, the import rules (arch_test.go) included
 	@.ci/go-test ./...
+
+.PHONY: sim
+sim: ## calls, dispatch and leases through random faults, on a virtual clock (SEEDS=1000 from SEED=0 on; SCRIPT= a file with what a seed printed)
+	@go test ./sim -count=1 -timeout 20m -run '^TestSeeds$$' -seeds $(or $(SEEDS),1000) -seed $(or $(SEED),0) $(if $(SCRIPT),-v -script $(abspath $(SCRIPT)))
 
 .PHONY: test-py
 test-py: venv ## Python tests of the SDK, the worker runtime, the benchmark's harness and chaos's rules

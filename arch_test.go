@@ -47,6 +47,7 @@ var layers = map[string]int{
 	"process":   1,
 	"session":   2,
 	"wire":      3,
+	"sim":       3,
 	"placement": 2,
 	"dispatch":  2,
 	"call":      2,
