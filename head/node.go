@@ -163,6 +163,9 @@ func (n *nodeConn) start() {
 	}
 	n.h.mu.Lock()
 	n.ready = true
+	if n.h.resuming != nil { // its head was killed before it had joined
+		n.h.nodeBackLocked(n.node, &wire.AgentBack{})
+	}
 	var warm *spec.Runtime
 	if o := n.h.owner; o != nil && o.runtime.Python != "" {
 		warm = &o.runtime
