@@ -330,3 +330,32 @@ def test_all_but_the_script_is_killed(script: Path, victims: tuple[str, ...]) ->
     if {"head", "warden"} <= set(victims):
         start_another()
     assert eventually(lambda: not strays() and is_free(run.port)), strays()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("part", ["warden", "agent", "zygote", "worker"])
+def test_head_is_killed_while_all_starts(script: Path, part: str) -> None:
+    """At the first sight of each part: the next head goes on from there."""
+    process = subprocess.Popen(
+        [sys.executable, str(script), "idle", "return"],
+        env=dict(os.environ, MUSTER_VIRTUAL="2x2", LONG=LONG),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        seen: dict[int, str] = {}
+
+        def started() -> bool:
+            seen.update((pid, commands().get(pid, (0, ""))[1]) for pid in below(process.pid))
+            return any(command.startswith(f"muster {part}") for command in seen.values())
+
+        assert eventually(started, 30), seen
+        for pid, command in seen.items():
+            if command.startswith("muster head"):
+                os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate(timeout=40)
+        assert process.returncode == 0 and out.startswith("up"), (out, err)
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
