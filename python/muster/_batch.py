@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
 
-from . import _blocks, _drafts, _metas, _objects, _parts, _rows
+from . import _blocks, _drafts, _metas, _objects, _parts, _rows, _wire
 from ._blocks import Block
 from ._errors import MusterError, ReleasedError
 from ._parts import Part
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import os
 
 
+_new = tuple.__new__
 _HELD = 64  # objects that are kept open while several columns are read
 
 
@@ -37,9 +38,10 @@ class Batch:
     shared memory once, and later sends and reads use that.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_cut", "_metas", "_parts", "_rows")
+    __slots__ = ("__weakref__", "_cache", "_came", "_cut", "_metas", "_parts", "_rows")
 
     _parts: list[Part] | None  # None: released
+    _came: tuple[Any, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
 
     def __init__(
         self, columns: Mapping[str, Any] | None = None, meta: Mapping[Any, Any] | None = None
@@ -53,13 +55,14 @@ class Batch:
         self._cut: Cut | None = None
         self._metas: list[_metas.Meta] = [dict(meta)] if meta else []
         self._cache: dict[str, Any] = {}
+        self._came = None
 
     @classmethod
     def _of(
         cls, rows: int, parts: list[Part], cut: Cut | None, metas: Iterable[_metas.Meta]
     ) -> Batch:
         made = cls.__new__(cls)
-        made._rows, made._parts, made._cut, made._cache = rows, parts, cut, {}
+        made._rows, made._parts, made._cut, made._cache, made._came = rows, parts, cut, {}, None
         # A dict that someone may hold and change stays its batch's own.
         made._metas = [dict(meta) if isinstance(meta, dict) else meta for meta in metas]
         return made
@@ -98,6 +101,7 @@ class Batch:
         metas = self._metas
         if len(metas) != 1 or not isinstance(metas[0], dict):
             self._metas = metas = [_metas.merged(metas) if metas else {}]
+            self._came = None
         found = metas[0]
         assert isinstance(found, dict)
         return found
@@ -430,7 +434,7 @@ class Batch:
     def release(self) -> None:
         """Give up what the batch holds, now. Arrays that were read from it stay good; the
         batch itself cannot be used any more."""
-        self._parts, self._cache, self._metas, self._cut = None, {}, [], None
+        self._parts, self._cache, self._metas, self._cut, self._came = None, {}, [], None, None
 
     def __enter__(self) -> Batch:
         self._live()
@@ -443,7 +447,10 @@ class Batch:
 
     def _encode(self, bufs: list[Any], pickle: str = "on") -> bytes:
         """The payload of its extension; appends its buffers to bufs."""
-        self._live()
+        came = self._came
+        if came is not None and len(_metas.distinct(self._metas)) == len(self._metas):
+            bufs += came[1]
+            return bytes(came[0])
         self._parts = parts = _parts.stored(self._live(), pickle)
         numbers: dict[int, int] = {}
         for part in parts:
@@ -463,18 +470,23 @@ class Batch:
     @staticmethod
     def _decode(payload: Any, bufs: Sequence[Any]) -> Batch:
         """The batch of a payload and its own buffers. Opens none of its objects."""
-        handle = _rows.unpack(payload, len(bufs))
-        objects = len(bufs) - sum(n for _, n in handle.metas)
+        rows, named, cut, told = _rows.unpack(payload, len(bufs))
+        objects = len(bufs)
+        for _, n in told:
+            objects -= n
         blocks = [Block(None, _objects.from_buffer(buf)) for buf in bufs[:objects]]
-        parts = [
-            Part(_from_wire(names), [Piece(blocks[piece.block], piece.rows) for piece in pieces])
-            for names, pieces in handle.parts
-        ]
+        parts = []
+        for names, pieces in named:
+            its = [_new(Piece, (blocks[block], some)) for block, some in pieces]
+            parts.append(_new(Part, (_from_wire(names), its)))
         metas: list[_metas.Meta] = []
-        for value, n in handle.metas:
+        for value, n in told:
             metas.append(_metas.Encoded(value, tuple(bufs[objects : objects + n])))
             objects += n
-        return Batch._of(handle.rows, parts, handle.cut, metas)
+        made = Batch._of(rows, parts, cut, metas)
+        if _wire.Reference not in map(type, bufs):
+            made._came = payload, bufs
+        return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         import pickle
@@ -511,8 +523,11 @@ def _wire_names(columns: Mapping[str, str]) -> list[str]:
 
 
 def _from_wire(names: Iterable[str]) -> dict[str, str]:
-    pairs = [name.partition("\0") for name in names]
-    return {name: stored or name for name, _, stored in pairs}
+    found = {}
+    for name in names:
+        shown, _, stored = name.partition("\0")
+        found[shown] = stored or shown
+    return found
 
 
 def _common_length(columns: Mapping[str, Any]) -> int:

@@ -134,6 +134,11 @@ class Block:
         given = self._given
         if given is not None:
             return _some(given[name], rows)
+        if type(rows) is range:
+            content = self.content()
+            value = _layout.plain_rows(content, self.header(), name, rows)
+            if value is not None:
+                return value
         return self._stored(name, rows).value()
 
     def describe(self, name: str) -> str:

@@ -386,8 +386,9 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
 
     It may be done again when it was interrupted: a right counts once it has its place.
     """
-    with ledger.counting:
-        _claim(bufs, ledger, leg)
+    if _wire.Reference in map(type, bufs):
+        with ledger.counting:
+            _claim(bufs, ledger, leg)
 
 
 def _claim(bufs: Any, ledger: Ledger, leg: bool) -> None:

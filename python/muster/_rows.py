@@ -20,6 +20,9 @@ from ._errors import ProtocolError
 MAX_ROWS = 1 << 32  # rows are named by 32 bits
 _MIN_RUN = 8  # from here on a run is a range of its own: it is read by one copy
 
+_STR = {str}
+_new = tuple.__new__
+
 Rows = range | NDArray[np.uint32]
 Index = NDArray[np.int64]
 
@@ -304,20 +307,21 @@ def _simple(rows: Any, names: Any, pieces: Any, metas: Any, nbufs: int) -> Handl
     """A handle of one range of rows, as ranks mostly get: every check at once, for such a handle
     is read once for each call. None where it is no such handle, or something is wrong with it."""
     (piece,) = pieces
-    if len(piece) != 3 or len(metas) > 1 or len(set(names)) < len(names):
+    if len(piece) != 3 or len(metas) > 1 or (len(names) > 1 and len(set(names)) < len(names)):
         return None
     block, start, stop = piece
     more = metas[0][1] if metas else 0
     if (
-        set(map(type, names)) == {str}
-        and set(map(type, (rows, block, start, stop, more))) == {int}
+        set(map(type, names)) == _STR
+        and type(rows) is type(block) is type(start) is type(stop) is type(more) is int
         and 0 <= start <= stop <= MAX_ROWS
         and stop - start == rows
         and 0 <= more <= nbufs
         and 0 <= block < nbufs - more
     ):
         told = [(bytes(metas[0][0]), more)] if metas else []
-        return Handle(rows, [(names, [Piece(block, range(start, stop))])], None, told)
+        only = _new(Piece, (block, range(start, stop)))
+        return _new(Handle, (rows, [(names, [only])], None, told))
     return None
 
 

@@ -47,6 +47,9 @@ _only_leaves = _LEAVES.issuperset
 # What msgpack packs without asking, as something else than it is.
 _TRAPS = frozenset((bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp))
 
+_TUPLE = frozenset((tuple,))
+_SHORT = 64
+
 _FIRST_COUNT = struct.Struct("<II")
 _TWO_FLOATS = struct.Struct("<dd")
 _FUTURE = struct.Struct("<Qi")
@@ -77,16 +80,18 @@ class _Refused(Exception):
 # --- encoding ----------------------------------------------------------------------------
 
 
-def encode(obj: object, bufs: list[Any], pickle: str = "on") -> bytes:
+def encode(obj: Any, bufs: list[Any], pickle: str = "on") -> bytes:
     """The bytes of one value; its large buffers are appended to bufs.
 
     EncodingError where it cannot be sent; bufs is then as it was.
     """
-    if _plain(obj):
-        try:
+    try:
+        if _plain(obj):
             return _pack_plain(obj)
-        except OverflowError:
-            pass
+        if _nearly_plain(obj):
+            return _pack_plain([_tuple_of_leaves(item) for item in obj])
+    except OverflowError:
+        pass
     return _Encoder(bufs, pickle).whole("the value", obj)
 
 
@@ -122,6 +127,20 @@ def _plain(obj: Any) -> bool:
     if kind is dict:
         return _only_leaves(map(type, obj)) and _only_leaves(map(type, obj.values()))
     return kind in _LEAVES
+
+
+def _nearly_plain(obj: Any) -> bool:
+    """Whether obj is a short list of tuples of leaves, as many results are."""
+    return (
+        type(obj) is list
+        and len(obj) <= _SHORT
+        and _TUPLE.issuperset(map(type, obj))
+        and all(_only_leaves(map(type, item)) for item in obj)
+    )
+
+
+def _tuple_of_leaves(item: tuple[Any, ...]) -> Any:
+    return _ext(TUPLE, _pack_plain([*item]))
 
 
 def _pack(obj: object) -> bytes:

@@ -75,6 +75,7 @@ _ALIGN = 16  # what malloc aligns to, and numpy is quickest with
 _REFERENCE = struct.Struct("<QQQII")  # object, offset, length, flags, zero
 _REFERS = 1 << 63  # in the table of buffers
 _REFERENCE_ENTRY = _REFERS | _REFERENCE.size
+_REFERENCE_TABLE = struct.pack("<Q", _REFERENCE_ENTRY)
 _NEW = 1
 _MAX_OFFSET = 1 << 64
 
@@ -302,8 +303,15 @@ class FrameStream:
         if nbuf == 0:
             frame = _new(Frame, (kind, flags, id, peer, ack, data[start:end], ()))
         else:
-            own = bytearray(data[pos:end])
-            frame = _split(own, 0)
+            body, at = start + 8 * nbuf, end - _REFERENCE.size * nbuf
+            if body <= at and data[start:body] == _REFERENCE_TABLE * nbuf:  # nothing to write to
+                bufs = [
+                    _reference(data[here : here + _REFERENCE.size])
+                    for here in range(at, end, _REFERENCE.size)
+                ]
+                frame = _new(Frame, (kind, flags, id, peer, ack, data[body:at], bufs))
+            else:
+                frame = _split(bytearray(data[pos:end]), 0)
         self._pos = end
         return frame
 
@@ -429,7 +437,7 @@ def _total(sizes: Sequence[int]) -> int:
     return sum(size & ~_REFERS for size in sizes)
 
 
-def _reference(data: memoryview) -> Reference:
+def _reference(data: bytes | memoryview) -> Reference:
     if len(data) != _REFERENCE.size:
         raise ProtocolError(f"a reference of {len(data)} bytes instead of {_REFERENCE.size}")
     obj, offset, length, flags, segment = _REFERENCE.unpack(data)

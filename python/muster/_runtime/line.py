@@ -69,6 +69,8 @@ class Line:
                 self._send([result] if isinstance(result, bytes) else result)
 
     def _send(self, parts: list[Any]) -> None:
+        if sum(map(len, parts)) <= _wire.JOIN:
+            parts = [b"".join(parts)]
         try:
             _wire.send_parts(self.sock, parts)
         except OSError:
