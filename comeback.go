@@ -163,10 +163,8 @@ func (c *conn) notice(f wire.Frame) {
 	slices.Sort(again.Calls)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	put := map[uint64]bool{}
-	for _, id := range again.Calls {
-		if made := c.calls[id]; made != nil {
-			c.putLocked(made.names, put)
+	for _, id := range again.Calls { // what they name it has kept itself
+		if c.calls[id] != nil {
 			c.againLocked(id)
 		}
 	}

@@ -239,11 +239,6 @@ func (c *caller) acknowledge() {
 // again sends a call once more that the head needs the arguments of.
 func (c *caller) again(id uint64) {
 	if inv := c.all[id]; inv != nil && !inv.answered {
-		for _, f := range inv.futures {
-			if dep := c.all[f.CallerID]; dep.answered && c.link != nil {
-				c.putAnswers(dep)
-			}
-		}
 		c.sendCall(inv, true)
 	}
 }

@@ -43,8 +43,6 @@ type client struct {
 	late    []func() // what it said after all was sent again, until all are back
 	resent  bool
 	gone    bool
-
-	returning bool // it has not sent all again yet
 }
 
 // answer is an Answer frame.
@@ -109,9 +107,6 @@ func (h *head) call(c *caller, inv *invocation, left int64, again bool, ack uint
 			}
 			h.note("resent %d", inv.label())
 			h.orders(h.table.Resent(known))
-			if !who.returning {
-				h.unput(who)
-			}
 			return
 		}
 		if slices.ContainsFunc(who.kept, func(a answer) bool { return a.id == inv.id }) {

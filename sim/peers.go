@@ -15,7 +15,7 @@ func (h *head) callerBack(c *caller, l *link, answers uint32) {
 	if who.gone {
 		return
 	}
-	who.link, who.returning = l, true
+	who.link = l
 	if h.coming != nil {
 		if who.resent { // it was cut again meanwhile
 			who.resent, who.late = false, nil
@@ -53,7 +53,6 @@ func (h *head) putNow(who *client, id uint64, rank int, r call.Result) {
 // callerResent: a caller that came back has sent all that it keeps.
 func (h *head) callerResent(c *caller) {
 	who := h.callers[c.number]
-	who.returning = false
 	if h.coming != nil {
 		who.resent = true
 		h.settle(false)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/muster-rl/muster/session"
 	"github.com/muster-rl/muster/spec"
-	"github.com/muster-rl/muster/value"
 	"github.com/muster-rl/muster/wire"
 )
 
@@ -87,7 +86,7 @@ func (h *host) resume(conn *wire.Conn) {
 	})
 	for _, l := range h.kept.legs {
 		if l.Done == 1 {
-			conn.Queue(wire.Header{Kind: wire.KindResult, Flags: l.flags | wire.FlagAgain, ID: l.Call}, nil, l.out.Raw, l.out.Bufs)
+			conn.Queue(wire.Header{Kind: wire.KindResult, Flags: l.flags | wire.FlagAgain, ID: l.Call}, nil, l.result.Raw, l.result.Bufs)
 		}
 	}
 	h.noticeLocked("resent", &wire.Empty{})
@@ -146,13 +145,7 @@ func (h *host) acked(body []byte) {
 		return
 	}
 	h.mu.Lock()
-	outs := append(h.kept.through(acked.Through), h.kept.calls(acked.Calls)...)
-	h.mu.Unlock()
-	drop(outs)
-}
-
-func drop(outs []*value.Message) {
-	for _, out := range outs {
-		out.Release()
-	}
+	defer h.mu.Unlock()
+	h.kept.through(acked.Through)
+	h.kept.calls(acked.Calls)
 }

@@ -178,9 +178,8 @@ func (h *host) readLeg(conn *wire.Conn, f wire.Frame) (l leg, mine bool) {
 	}
 	l.in = value.NewIncoming(h.link.Arrived(f.Bufs))
 	l.kept.released = h.dial == nil
-	outs := h.kept.through(f.Ack)
+	h.kept.through(f.Ack)
 	h.mu.Unlock()
-	drop(outs)
 	return l, true
 }
 
@@ -209,19 +208,17 @@ func (h *host) one(l leg) {
 		flags = h.run(ctx, &l, out)
 	}
 	h.mu.Lock()
-	needed := h.kept.done(l.kept, flags, out)
 	out.Send(func() {
 		if !h.away {
 			h.conn.Queue(wire.Header{Kind: wire.KindResult, Flags: flags, ID: l.id}, nil, out.Raw, out.Bufs)
 		}
 	})
+	h.kept.done(l.kept, flags, out.Value)
 	conn := h.conn
 	h.mu.Unlock()
 	l.in.Release()
 	out.ReleaseBatches()
-	if !needed {
-		out.Release()
-	}
+	out.Release()
 	h.mu.Lock()
 	delete(h.running, l.id)
 	if h.leaving != nil && len(h.running) == 0 {

@@ -3,7 +3,6 @@ package worker
 import (
 	"slices"
 
-	"github.com/muster-rl/muster/value"
 	"github.com/muster-rl/muster/wire"
 )
 
@@ -20,8 +19,8 @@ type kept struct {
 type keptLeg struct {
 	wire.LegBack
 	flags    wire.Flags
-	out      *value.Message // its result, once it is done
-	released bool           // nobody needs its result, when it comes
+	result   wire.Value // once it is done
+	released bool       // nobody needs its result, when it comes
 }
 
 // take counts a leg; nil for one that is here already.
@@ -44,32 +43,36 @@ func (k *kept) find(call uint64) int {
 	return -1
 }
 
-// done keeps the result of a leg, and says whether that is needed.
-func (k *kept) done(l *keptLeg, flags wire.Flags, out *value.Message) bool {
+// done keeps the result of a leg, where that is needed: a copy, as methods may go
+// on using what they returned. The objects that it names need not be kept: stores
+// do that until a head has asked everybody.
+func (k *kept) done(l *keptLeg, flags wire.Flags, result wire.Value) {
 	if l.released {
 		k.legs = slices.DeleteFunc(k.legs, func(other *keptLeg) bool { return other == l })
-		return false
+		return
 	}
-	l.Done, l.flags, l.out = 1, flags, out
-	return true
+	l.Done, l.flags, l.result = 1, flags, wire.Value{Raw: result.Raw, Bufs: slices.Clone(result.Bufs)}
+	for i := range l.result.Bufs {
+		b := &l.result.Bufs[i]
+		b.Data = slices.Clone(b.Data)
+	}
 }
 
-// through releases legs up to a number, which may come late, or be 0, and returns
-// the results that go with them.
-func (k *kept) through(seq uint32) []*value.Message {
+// through releases legs up to a number, which may come late, or be 0.
+func (k *kept) through(seq uint32) {
 	if int32(seq-k.mark) <= 0 { //nolint:gosec // sequence arithmetic
-		return nil
+		return
 	}
 	k.mark = seq
-	return k.release(func(l *keptLeg) bool { return int32(seq-l.Seq) >= 0 }) //nolint:gosec // sequence arithmetic
+	k.release(func(l *keptLeg) bool { return int32(seq-l.Seq) >= 0 }) //nolint:gosec // sequence arithmetic
 }
 
 // calls releases the legs of calls.
-func (k *kept) calls(calls []uint64) []*value.Message {
-	return k.release(func(l *keptLeg) bool { return slices.Contains(calls, l.Call) })
+func (k *kept) calls(calls []uint64) {
+	k.release(func(l *keptLeg) bool { return slices.Contains(calls, l.Call) })
 }
 
-func (k *kept) release(which func(*keptLeg) bool) (outs []*value.Message) {
+func (k *kept) release(which func(*keptLeg) bool) {
 	k.legs = slices.DeleteFunc(k.legs, func(l *keptLeg) bool {
 		if !which(l) {
 			return false
@@ -78,10 +81,8 @@ func (k *kept) release(which func(*keptLeg) bool) (outs []*value.Message) {
 			l.released = true // it still runs, and the head is to know that
 			return false
 		}
-		outs = append(outs, l.out)
 		return true
 	})
-	return outs
 }
 
 // back is what a head is told when the worker comes back.
