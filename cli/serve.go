@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"runtime/pprof"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -118,7 +119,13 @@ func runHead(embedded bool, virtual string, which naming) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	place, kept, before, err := takePlace(which, ownerPid, log)
+	var running atomic.Pointer[head.Head]
+	place, kept, before, err := takePlace(which, ownerPid, func(err error) {
+		log.Error(err.Error())
+		if h := running.Load(); h != nil {
+			go h.Warn(err.Error()) // whoever writes may hold the head's lock
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -141,6 +148,7 @@ func runHead(embedded bool, virtual string, which naming) error {
 		}
 		return err
 	}
+	running.Store(h)
 	if !embedded {
 		fmt.Printf("head of session %s\nattach by: muster.init(address=%q)\n", place.Name, h.Address())
 		if before == nil {
@@ -153,9 +161,8 @@ func runHead(embedded bool, virtual string, which naming) error {
 
 // takePlace makes the session's folders and its journal, or takes over those of
 // a head that was killed, with what it has written. A head can do without a
-// journal; one that is to follow another cannot.
-func takePlace(which naming, owner int, log *slog.Logger) (session.Session, *journal.Journal, *journal.State, error) {
-	tell := func(err error) { log.Error(err.Error()) }
+// journal, and tell hears of it; one that is to follow another cannot.
+func takePlace(which naming, owner int, tell func(error)) (session.Session, *journal.Journal, *journal.State, error) {
 	var place session.Session
 	var resumed bool
 	var err error

@@ -3,7 +3,6 @@ package cli
 import (
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,15 +20,15 @@ func TestTakePlace(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	t.Setenv("MUSTER_DIR", dir)
-	var said strings.Builder
-	log := slog.New(slog.NewTextHandler(&said, nil))
-	place, kept, before, err := takePlace(naming{}, os.Getpid(), log)
+	var said []error
+	tell := func(err error) { said = append(said, err) }
+	place, kept, before, err := takePlace(naming{}, os.Getpid(), tell)
 	if err != nil || before != nil || kept.Epoch() != 1 {
 		t.Fatalf("%v, %v, %v", place, before, err)
 	}
 	refused := func(why string) {
 		t.Helper()
-		if _, _, _, err := takePlace(naming{resume: place.Name}, os.Getpid(), log); err == nil || !strings.Contains(err.Error(), why) {
+		if _, _, _, err := takePlace(naming{resume: place.Name}, os.Getpid(), tell); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("got %v, not %q", err, why)
 		}
 	}
@@ -53,15 +52,15 @@ func TestTakePlace(t *testing.T) {
 	}
 	kept.Put(&journal.Meta{Session: place.Name, Secret: []byte("s")}, &journal.Node{Index: 3})
 	killed()
-	again, kept, before, err := takePlace(naming{resume: place.Name}, os.Getpid(), log)
+	again, kept, before, err := takePlace(naming{resume: place.Name}, os.Getpid(), tell)
 	if err != nil || again.Dir != place.Dir || again.LogDir != place.LogDir || kept.Epoch() != 2 ||
 		before.Epoch != 2 || before.Meta.Session != place.Name || len(before.Nodes) != 1 {
 		t.Fatalf("%+v, %+v, %v", again, before, err)
 	}
 	place = again
 	killed()
-	if said.Len() > 0 {
-		t.Errorf("said %q", said.String())
+	if len(said) > 0 {
+		t.Errorf("said %q", said)
 	}
 }
 

@@ -197,6 +197,14 @@ func (h *Head) warningLocked(text string) {
 	}
 }
 
+// Warn tells whoever runs the script something that the head was told from
+// outside.
+func (h *Head) Warn(text string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.warningLocked(text)
+}
+
 // mostPlaces is how many places a warning names: it is one line.
 const mostPlaces = 4
 
