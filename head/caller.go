@@ -149,6 +149,10 @@ func (c *caller) respond(id uint64, verb string, body []byte) {
 		to.Flush()
 	}
 	c.h.fault("responded")
+	// Only who all this is for may end it; others just leave.
+	if verb == "shutdown" && (c == c.h.owner || c.h.owner == nil) {
+		c.h.end("its owner asked for it")
+	}
 }
 
 // serve answers one request.
@@ -203,10 +207,6 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 		h.mu.Lock()
 		mark := h.events.markLocked()
 		h.mu.Unlock()
-		// Only who all this is for may end it; others just leave.
-		if c == h.owner || h.owner == nil {
-			go h.end("its owner asked for it")
-		}
 		return &wire.Mark{Mark: mark}, nil
 	}
 	return nil, spec.Errorf(spec.CodeProtocol, "unknown request %q", verb)

@@ -31,6 +31,10 @@ type node struct {
 	report *wire.AgentBack // of one that is back, until all are
 }
 
+func newNode(h *Head, index int, name string) *node {
+	return &node{h: h, index: index, name: name, info: spec.Node{Index: index}}
+}
+
 // nodeConn is one connection of an agent.
 type nodeConn struct {
 	*node
@@ -78,7 +82,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 	}
 	for i, name := range names {
 		if i >= len(h.nodes) { // else the head before this one had it
-			h.nodes = append(h.nodes, &node{h: h, index: i, name: name})
+			h.nodes = append(h.nodes, newNode(h, i, name))
 		}
 	}
 	nodes := append([]*node(nil), h.nodes...)
@@ -88,7 +92,6 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		if ctx.Err() != nil {
 			return
 		}
-		n.info.Index = n.index
 		devices := -1
 		if virtual {
 			devices = v.Devices
@@ -143,7 +146,7 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 	switch {
 	case n.lost != nil:
 		return nil, w, spec.Errorf(spec.CodeNodeLost, "the agent of %s is not waited for any more: %s", n.name, n.lost.Message)
-	case n.gen > 0 && hello.Back == 0:
+	case n.conn != nil && hello.Back == 0: // else an earlier head had launched one and not written it down
 		return nil, w, spec.Errorf(spec.CodeInvalid, "the agent of %s has joined already", n.name)
 	}
 	n.info = *hello.Node
@@ -163,6 +166,9 @@ func (n *nodeConn) start() {
 	}
 	n.h.mu.Lock()
 	n.ready = true
+	if n.h.resuming != nil { // it had not got as far as to join the head before
+		n.h.nodeBackLocked(n.node, &wire.AgentBack{})
+	}
 	if n.h.resuming != nil { // its head was killed before it had joined
 		n.h.nodeBackLocked(n.node, &wire.AgentBack{})
 	}
@@ -405,6 +411,8 @@ func (n *node) ask(ctx context.Context, verb string, req marshaler, resp unmarsh
 		}
 		select {
 		case <-changed:
+		case <-n.h.crash:
+			return errCrashed
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

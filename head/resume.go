@@ -74,7 +74,8 @@ func (h *Head) restore(s *journal.State) error {
 		if kept.Index != i {
 			return fmt.Errorf("the journal knows of node %d and not of node %d", kept.Index, i)
 		}
-		n := &node{h: h, index: i, name: kept.Name, handle: &backend.Handle{Pid: kept.Warden.Pid, Started: kept.Warden.Started}}
+		n := newNode(h, i, kept.Name)
+		n.handle = &backend.Handle{Pid: kept.Warden.Pid, Started: kept.Warden.Started}
 		h.nodes = append(h.nodes, n)
 		r.nodes[n] = true
 	}
@@ -177,8 +178,6 @@ func (h *Head) resume(s *journal.State) {
 		}
 	}
 	h.settleSoonLocked()
-	h.mu.Unlock()
-	go h.StartNodes(v, s.Meta.Virtual != "", s.Meta.Owner.Pid, spec.Runtime{})
 	for _, cl := range r.halves {
 		why := "the head ended while it was being started"
 		if cl.stopping {
@@ -190,6 +189,8 @@ func (h *Head) resume(s *journal.State) {
 			_ = h.stopCluster(ctx, cl, why)
 		}()
 	}
+	h.mu.Unlock()
+	go h.StartNodes(v, s.Meta.Virtual != "", s.Meta.Owner.Pid, spec.Runtime{})
 }
 
 // nodeBackLocked: an agent is back. Workers that it does not have do not come.

@@ -51,6 +51,8 @@ func newReturning(t testing.TB, dial func() (*wire.Conn, error), hello wire.Hell
 	return c
 }
 
+var errLeft = errors.New("it has left")
+
 // join dials until a head takes it.
 func (c *returning) join() error {
 	for deadline := time.Now().Add(patience); ; {
@@ -73,7 +75,7 @@ func (c *returning) join() error {
 			if err == nil {
 				_ = conn.Close()
 			}
-			return errors.New("it has left")
+			return errLeft
 		}
 		if err == nil {
 			if c.number != 0 {
@@ -143,7 +145,9 @@ func (c *returning) serve() {
 		if left {
 			return
 		}
-		if err := c.join(); err != nil {
+		if err := c.join(); errors.Is(err, errLeft) {
+			return
+		} else if err != nil {
 			c.fail(fmt.Errorf("it cannot come back: %w", err))
 			return
 		}

@@ -29,17 +29,18 @@ type Agent struct {
 	// the answers of a node's workers leave in one write.
 	handling atomic.Bool
 
-	mu      sync.Mutex
-	conn    *wire.Conn // once dialled
-	workers map[uint32]*Worker
-	born    []*Worker
-	links   map[uint32]*Worker // of relayed workers, by link
-	next    uint32             // link
-	port    int                // last one held
-	killed  bool
-	over    bool
-	exits   []wire.Exited
-	until   time.Time // no head is waited for any longer
+	mu       sync.Mutex
+	dialling *wire.Conn // the last one
+	conn     *wire.Conn // once it has joined; nil while there is no head
+	workers  map[uint32]*Worker
+	born     []*Worker
+	links    map[uint32]*Worker // of relayed workers, by link
+	next     uint32             // link
+	port     int                // last one held
+	killed   bool
+	over     bool
+	exits    []wire.Exited
+	until    time.Time // no head is waited for any longer
 
 	dismissed bool           // the head has asked for the end of everything
 	dialled   sync.WaitGroup // workers with connections of their own
@@ -68,7 +69,7 @@ func (a *Agent) Joined() <-chan struct{} { return a.joined }
 func (a *Agent) Kill() {
 	a.mu.Lock()
 	a.killed = true
-	conn := a.conn
+	conn := a.dialling
 	a.mu.Unlock()
 	if conn != nil {
 		_ = conn.Close()
@@ -131,6 +132,9 @@ func (a *Agent) serve() error {
 			return fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
 		}
 		if back == 0 {
+			a.mu.Lock()
+			a.conn = conn
+			a.mu.Unlock()
 			close(a.joined)
 		} else {
 			a.goBack(conn)
@@ -172,18 +176,16 @@ func (a *Agent) read(conn *wire.Conn) {
 	}
 }
 
-// dial joins the head. Who was there before tries for as long as the grace lasts.
+// dial joins the head. It tries for as long as the grace lasts.
 func (a *Agent) dial(back uint32) (*wire.Conn, error) {
-	if back != 0 {
-		a.mu.Lock()
-		a.until = time.Now().Add(time.Duration(a.join.Grace * float64(time.Second)))
-		a.mu.Unlock()
-	}
+	a.mu.Lock()
+	a.until = time.Now().Add(time.Duration(a.join.Grace * float64(time.Second)))
+	a.mu.Unlock()
 	for {
 		conn, err := wire.Dial(a.join.Head)
 		if err == nil {
 			a.mu.Lock()
-			a.conn = conn // before it has joined, so that Kill finds it
+			a.dialling = conn // so that Kill finds it
 			a.mu.Unlock()
 			if a.isKilled() {
 				_ = conn.Close()
@@ -197,7 +199,7 @@ func (a *Agent) dial(back uint32) (*wire.Conn, error) {
 			_ = conn.Close()
 		}
 		var told *spec.Error
-		if back == 0 || errors.As(err, &told) || !a.pause() {
+		if errors.As(err, &told) || !a.pause() {
 			return nil, err
 		}
 	}
@@ -246,6 +248,7 @@ func (a *Agent) goBack(conn *wire.Conn) {
 	}
 	_ = wire.Notify(conn, "back", &m) // numbers can be encoded
 	_ = wire.Notify(conn, "resent", &wire.Empty{})
+	a.conn = conn
 	a.next = 0
 	var relayed []*Worker
 	if a.join.Relay {

@@ -79,6 +79,10 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 			return nil, err
 		}
 	}
+	if old := b.Agent(join.Node); old != nil { // of a head that did not come to write it down
+		old.Kill()
+		<-old.Done()
+	}
 	a := newAgent(join, &b.script)
 	b.mu.Lock()
 	b.agents[join.Node] = a
