@@ -197,6 +197,10 @@ class Connection(Sender):
 
     # --- coming back -----------------------------------------------------
 
+    def socket(self) -> socket.socket:
+        """What it goes by at the moment, or went."""
+        return self._sock
+
     def away(self) -> bool:
         """Whether there is no head at the moment, and one is being looked for."""
         return self._failure is None and self._cut_stream is self._stream

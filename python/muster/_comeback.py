@@ -1,23 +1,29 @@
 """Coming back to a head after its connection has ended.
 
-A thread that lives only meanwhile looks for a head (`_ways` says how), introduces
-this process as one that was there before, and tells it what is unanswered
-(`_unanswered`). Those who wait wait on, event loops run on, and an exception that
-is thrown into one of them disturbs nobody.
+A thread sleeps until the other end hangs up: a head waits for all whom it knew,
+those too who are busy elsewhere. It then looks for a head (`_ways` says how),
+introduces this process as one that was there before, and has it told what is
+unanswered (`_unanswered`). Those who wait wait on, event loops run on, and an
+exception that is thrown into one of them disturbs nobody.
 """
 
 from __future__ import annotations
 
-import threading
+import _thread
+import select
+import socket
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from typing import Protocol
 
 from . import _errors, _wire
 from ._environment import head_grace
+from ._waiting import Gate
 
 #: How often those who wait look by themselves: nobody may have told them.
 _LOOKS = 0.2
+_PAUSE = 0.02
+_BRIEF = 0.001
 
 
 class Stopped(Exception):
@@ -49,6 +55,18 @@ class Way(Protocol):
 class Returning(Protocol):
     """A connection as it comes back."""
 
+    def socket(self) -> socket.socket:
+        """What it goes by at the moment, or went."""
+
+    def alive(self) -> bool:
+        """Whether anybody may want it any more."""
+
+    def away(self) -> bool:
+        """Whether it has ended, and all that came by it was read."""
+
+    def poll(self) -> None:
+        """Take in what has arrived, or see the end, unless somebody else does."""
+
     def rejoin(self, stream: _wire.FrameStream) -> None:
         """Tell a head what there is, and go on over its connection; OSError if that ended."""
 
@@ -64,46 +82,68 @@ class Comeback:
         #: Shows a line to people.
         self.say: Callable[[str], None] = _say_nothing
         self._connection = connection
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
-        self._moved = threading.Event()
+        # Locks of C code alone: the Python code of others can be left with one in hand by an
+        # exception that is thrown in.
+        self._busy = _thread.allocate_lock()  # held by the thread
+        self._gates: list[Gate] = []  # of those who wait
 
     def begin(self) -> None:
-        """Look for a head, unless that is being done."""
-        with self._lock:
-            if self._thread is not None and self._thread.is_alive():
-                return
-            thread = threading.Thread(target=self._run, name="muster-comeback", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is ending
-                self._connection.lost(self.way.how_ended())
-                return
-            self._thread = thread
+        """Look after the connection from now on, if nobody does."""
+        if self._busy.locked():
+            return
+        try:
+            # One step, which an exception that is thrown into this thread cannot split.
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError:  # the interpreter is ending
+            self._connection.lost(self.way.how_ended())
 
     def wait(self, over: Callable[[], bool], deadline: float | None) -> bool:
         """Wait until ``over()``; False when the deadline passed first."""
+        gate = Gate()
+        try:
+            self._gates.append(gate)
+            return self._wait(over, deadline, gate)
+        finally:
+            if gate in self._gates:
+                self._gates.remove(gate)
+
+    def _wait(self, over: Callable[[], bool], deadline: float | None, gate: Gate) -> bool:
         while not over():
             left = _LOOKS if deadline is None else min(_LOOKS, deadline - monotonic())
             if left <= 0:
                 return False
             self.begin()
-            self._moved.clear()
-            if not over():
-                self._moved.wait(left)
+            gate.wait(left)
         return True
 
     def moved(self) -> None:
         """Wake who waits: there is a connection, or there will be none."""
-        self._moved.set()
+        for gate in tuple(self._gates):
+            gate.open()
 
     def join(self, timeout: float) -> None:
         """After `Way.stop`: wait until nothing is being done any more."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+        if self._busy.acquire(timeout=timeout):
+            self._busy.release()
 
     def _run(self) -> None:
+        if self._busy.acquire(blocking=False):
+            try:
+                self._watch()
+            finally:
+                self._busy.release()
+
+    def _watch(self) -> None:
+        connection = self._connection
+        while connection.alive():
+            _wait_for_end(connection.socket())
+            while connection.alive() and not connection.away():
+                connection.poll()
+                sleep(_BRIEF)  # somebody else may be reading, who then sees it
+            if connection.alive():
+                self._look()
+
+    def _look(self) -> None:
         began = monotonic()
         deadline = began + head_grace()
         try:
@@ -112,8 +152,8 @@ class Comeback:
                 try:
                     self._connection.rejoin(stream)
                     break
-                except OSError:
-                    stream.sock.close()  # it went as it had come
+                except OSError:  # it went as it had come
+                    sleep(_PAUSE)
             if story := self.way.story():
                 seconds = monotonic() - began
                 self.say(f"muster: {story} after {seconds:.1f} s, nothing was lost")
@@ -124,8 +164,15 @@ class Comeback:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             self._connection.lost(f"{self.way.how_ended()}\n\nComing back failed: {why}")
-        finally:
-            self._moved.set()
+
+
+def _wait_for_end(sock: socket.socket) -> None:
+    """Wait until the other end has hung up, whatever there is to be read."""
+    fd = sock.fileno()
+    if fd >= 0:
+        poller = select.poll()
+        poller.register(fd, select.POLLRDHUP)
+        poller.poll()
 
 
 def _say_nothing(_line: str) -> None:

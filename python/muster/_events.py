@@ -2,8 +2,7 @@
 
 A daemon thread reads a connection of its own and writes to ``sys.stderr``. It
 ends when the head has sent the last line, so that joining it drains all output.
-When the connection ends before its time, it has the one for calls looked at, and
-dials again: so a head that is killed while nobody calls is missed, too.
+When the connection ends before its time, it dials again.
 """
 
 from __future__ import annotations
@@ -31,20 +30,11 @@ _PAUSE = 0.05
 class Events:
     """The events connection and the thread that reads it."""
 
-    def __init__(
-        self,
-        address: str,
-        token: str,
-        *,
-        logs: bool,
-        progress: bool,
-        on_cut: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, address: str, token: str, *, logs: bool, progress: bool) -> None:
         self._address = address
         self._token = token
         self._stream, self._epoch = self._dial()
         self._over = False  # no more is to be expected
-        self._on_cut = on_cut
         self._screen = Screen()
         self._logs = logs
         self._progress = progress
@@ -89,7 +79,6 @@ class Events:
 
     def _dial_again(self) -> bool:
         """Whether there is a head again, or still."""
-        self._on_cut()
         deadline = monotonic() + head_grace()
         while not self._over and monotonic() < deadline:
             sleep(_PAUSE)
