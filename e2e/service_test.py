@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from running import BINARY, IMPORTS, below, environment, eventually
+from running import BINARY, IMPORTS, below, environment, eventually, output_of, run_script
 
 SCRIPT = (
     IMPORTS
@@ -136,6 +138,66 @@ def test_nobody_starts_it_again(hasty: Head, tmp_path: Path) -> None:
     assert eventually(lambda: not any(running(pid) for pid in parts), 20)
     hasty.start()
     hasty.stop()
+
+
+FULL = """
+class Calm(Worker):
+    def work(self):
+        return self.rank
+
+if __name__ == "__main__":
+    muster.init(virtual="1x2")
+    rm = ResourceManager(num_gpus_per_node=2, num_nodes=1)
+    with open(os.path.join(os.environ["MUSTER_DIR"], "filler"), "wb", 0) as filler:
+        try:
+            while True:
+                filler.write(bytes(4096))
+        except OSError as error:
+            print(error.strerror)
+    size = int(sys.argv[1])
+    c = Cluster(name="calm", worker_cls=Calm, resource_manager=rm,
+                worker_config=WorkerConfig(device_mapping="0-1", env={"LARGE": "x" * size}))
+    print(c.execute_all_sync("work"))
+    here = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
+    for pid in open(here).read().split():
+        if b"muster\\0head" in open(f"/proc/{pid}/cmdline", "rb").read():
+            os.kill(int(pid), 9)
+    try:
+        print(c.execute_all_sync("work"))
+    except muster.MusterError as error:
+        print("error", type(error).__name__, error)
+"""
+
+
+@pytest.mark.chaos
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    """Room was set aside for what is written down; beyond it, that it is not is told, once."""
+    finished = run_script(tmp_path, FULL, "10", MUSTER_DIR=str(small_disk))
+    assert output_of(finished) == "No space left on device\n[0, 1]\n[0, 1]\n", finished.stderr
+    (small_disk / "filler").unlink()
+    finished = run_script(tmp_path, FULL, "3000000", MUSTER_DIR=str(small_disk))
+    told = output_of(finished)
+    assert told.startswith("No space left on device\n[0, 1]\nerror HeadLostError"), told
+    assert "is not complete: its head could not write it to the end" in told
+    warning = "the journal of this session cannot be written (no room is left on the disk"
+    assert finished.stderr.count(warning) == 1, finished.stderr
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A disk of 6 MiB, with nothing on it yet."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a small disk has to be mounted")
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))
+    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, b"size=6m") != 0:
+        path.rmdir()
+        pytest.skip(f"needs mounts: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield path
+    finally:
+        libc.umount2(os.fsencode(path), 2)
+        path.rmdir()
 
 
 def running(pid: int) -> bool:

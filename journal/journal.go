@@ -122,18 +122,15 @@ func open(dir string, key []byte, tell func(error)) (j *Journal, err error) {
 }
 
 // reserve makes an empty file of blocks that are there: bbolt takes it as a new
-// one only where it is empty, so its size stays 0. Where the file system knows
-// no such thing, a write can fail later, which is handled.
+// one only where it is empty, so its size stays 0. Where there is no room, or the
+// file system knows no such thing, a write can fail later, which is handled.
 func reserve(path string) error {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
 	}
-	err = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, room)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		err = nil
-	}
-	return errors.Join(err, file.Close())
+	_ = unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, room)
+	return file.Close()
 }
 
 // Epoch is how many heads the session has had, this one included. That of a nil
