@@ -3,6 +3,8 @@ package session
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,8 +22,23 @@ import (
 // because those were killed as well.
 const Mark = "MUSTER_OF"
 
-// MarkOf is the value of Mark for one node of the session in dir.
-func MarkOf(dir string, node int) string { return dir + "#" + strconv.Itoa(node) }
+// MarkOf is the value of Mark for one node of the session in dir, started by this
+// process. It holds the cgroup as well: variables go further than processes do,
+// into jobs that a worker hands to a batch system, say, which are nobody's
+// remains and run in cgroups of their own.
+func MarkOf(dir string, node int) string {
+	return dir + "#" + strconv.Itoa(node) + "#" + groupOf("self")
+}
+
+// groupOf stands for the cgroup that a process is in.
+func groupOf(pid string) string {
+	text, err := os.ReadFile(filepath.Join("/proc", pid, "cgroup"))
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
 
 const (
 	// goneAfter is how long something killed may take to be gone.
@@ -153,7 +170,8 @@ func findStrays(dir string) []process.Entry {
 	return strays
 }
 
-// markOf reads a process's mark; "" where it has none, or is another user's.
+// markOf reads a process's mark; "" where it has none, is another user's, or has
+// been taken elsewhere.
 func markOf(pid int) string {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	info, err := os.Stat(proc)
@@ -169,7 +187,11 @@ func markOf(pid int) string {
 	}
 	for entry := range bytes.SplitSeq(env, []byte{0}) {
 		if value, ok := bytes.CutPrefix(entry, []byte(Mark+"=")); ok {
-			return string(value)
+			mark := string(value)
+			if group := mark[strings.LastIndexByte(mark, '#')+1:]; group == "" || group != groupOf(strconv.Itoa(pid)) {
+				return ""
+			}
+			return mark
 		}
 	}
 	return ""

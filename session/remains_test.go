@@ -169,11 +169,12 @@ func TestRemains(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	empty := session("0")                                              // head killed, nothing left; the last, for each start clears
-	stray := play(t, mark, "idle")                                     // its warden was killed
-	other := play(t, []string{Mark + "=" + MarkOf(base, 0)}, "idle")   // of a session that is not there any more
-	mine := play(t, nil, "idle")                                       // nothing to do with it
-	spoofed := play(t, []string{"NOT_" + Mark + "=" + manned}, "idle") // nor this
+	empty := session("0")                                               // head killed, nothing left; the last, for each start clears
+	stray := play(t, mark, "idle")                                      // its warden was killed
+	other := play(t, []string{Mark + "=" + MarkOf(base, 0)}, "idle")    // of a session that is not there any more
+	mine := play(t, nil, "idle")                                        // nothing to do with it
+	handed := play(t, []string{mark[0][:len(mark[0])-1] + "x"}, "idle") // in another cgroup: somebody's job
+	spoofed := play(t, []string{"NOT_" + Mark + "=" + manned}, "idle")  // nor this
 	var told []string
 	tell := func(what string) { told = append(told, what) }
 	ctx, cancel := context.WithCancel(context.Background())
@@ -186,7 +187,7 @@ func TestRemains(t *testing.T) {
 	}
 	for pid, want := range map[int]bool{
 		warden.Process.Pid: true, below: true, stray.Process.Pid: false, other.Process.Pid: false,
-		mine.Process.Pid: true, spoofed.Process.Pid: true,
+		mine.Process.Pid: true, handed.Process.Pid: true, spoofed.Process.Pid: true,
 	} {
 		if isAlive(pid) != want {
 			t.Errorf("process %d: alive %v, want %v; told %q", pid, !want, want, told)
