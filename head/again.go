@@ -77,6 +77,7 @@ func (h *Head) begunLocked(op call.Op, p *pending) {
 		cl.begun[rank] = kept
 		h.unkeepLocked(cl, before)
 	}
+	h.noteBegunLocked(cl)
 }
 
 // unkeepLocked ends the leases of an initialize that no rank would run again.

@@ -35,6 +35,7 @@ type restart struct {
 // try is one attempt at a restart: a new process for each of its ranks.
 type try struct {
 	workers []*worker
+	cause   *spec.Error      // the death that it is to make good
 	waits   map[*worker]bool // not ready yet; then: not initialized yet
 	reports map[int]spec.RankInfo
 	failed  *spec.Error
@@ -152,6 +153,7 @@ func (h *Head) giveUpLocked(r *restart, last *spec.Error, count int, b *batch) {
 	for _, rank := range r.ranks {
 		h.ordersLocked(h.table.WorkerLost(r.cl.Workers[rank], &e), b)
 	}
+	h.noteClusterLocked(r.cl)
 	h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed, %s: %s", ranksText(r.ranks), r.cl.used(count), firstLine(last.Message)))
 	h.progressLocked(wire.Progress{Subject: "cluster " + r.cl.Name, Doing: ranksText(r.ranks) + " could not be restarted", Final: true})
 }
@@ -237,7 +239,7 @@ func (h *Head) startAgain(r *restart) *try {
 	if r.ctx.Err() != nil {
 		return nil
 	}
-	t := &try{waits: map[*worker]bool{}, reports: map[int]spec.RankInfo{}, settled: make(chan struct{})}
+	t := &try{cause: r.cause, waits: map[*worker]bool{}, reports: map[int]spec.RankInfo{}, settled: make(chan struct{})}
 	workers := slices.Clone(cl.workers) // who reads the old list goes on with that
 	for _, rank := range r.ranks {
 		old := workers[rank]
@@ -249,6 +251,7 @@ func (h *Head) startAgain(r *restart) *try {
 		t.waits[w] = true
 	}
 	cl.workers, r.old = workers, t.workers
+	h.noteClusterLocked(cl)
 	h.progressLocked(wire.Progress{Subject: "cluster " + cl.Name, Doing: "restarting " + ranksText(r.ranks), Total: len(r.ranks)})
 	return t
 }
@@ -296,6 +299,7 @@ func (h *Head) replace(r *restart, t *try) *spec.Error {
 	cl.restarts++
 	cl.direct, cl.fans = nil, nil
 	cl.toldOthers = false
+	h.noteClusterLocked(cl)
 	h.ordersLocked(h.table.Replace(fresh), &b)
 	h.tellStoresLocked(&b)
 	h.progressLocked(wire.Progress{Subject: "cluster " + cl.Name, Doing: ranksText(r.ranks) + " restarted", Done: len(r.ranks), Total: len(r.ranks), Final: true})

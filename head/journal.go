@@ -1,11 +1,14 @@
 package head
 
 import (
+	"fmt"
 	"os"
 	"time"
+	"unsafe"
 
 	"github.com/muster-rl/muster/journal"
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/wire"
 )
 
 // What a next head needs and nobody else could tell it is written down when it
@@ -90,11 +93,70 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 	}
 	for _, w := range cl.workers {
 		kept := journal.Worker{Number: w.Number, Rank: w.Rank, State: w.state, Pid: w.pid, Why: w.Dead}
+		switch {
+		case w.Dead != nil:
+		case w.try != nil:
+			kept.State, kept.Why = stateDown, w.try.cause
+		case w.Down != nil:
+			kept.State, kept.Why = stateDown, w.Down
+		}
 		note.Workers = append(note.Workers, kept)
 	}
 	h.opts.Journal.Put(note)
 }
 
+// stateDown is a rank that another process is to take the place of.
+const stateDown = "down"
+
 func (h *Head) noteEndLocked(cl *cluster) {
-	h.opts.Journal.Delete(&journal.Cluster{Number: cl.Number})
+	h.opts.Journal.Delete(&journal.Cluster{Number: cl.Number}, &journal.Beginning{Cluster: cl.Number})
+}
+
+// noteBegunLocked: ranks were initialized.
+func (h *Head) noteBegunLocked(cl *cluster) {
+	if h.opts.Journal == nil {
+		return
+	}
+	note := &journal.Beginning{Cluster: cl.Number}
+	at := map[*byte]int{} // ranks that were sent the same share it
+	for rank, k := range cl.begun {
+		start := unsafe.SliceData(k.value.Raw)
+		index, there := at[start]
+		if !there {
+			index = len(note.Values)
+			at[start] = index
+			note.Values = append(note.Values, journal.Value{Raw: k.value.Raw})
+			v := &note.Values[index]
+			for i := range k.value.Bufs {
+				v.Bufs = append(v.Bufs, k.value.Bufs[i].Data)
+				v.Objects = append(v.Objects, k.value.Bufs[i].Object)
+			}
+		}
+		note.Legs = append(note.Legs, journal.BegunLeg{
+			Rank: rank, Call: k.id, Parent: k.parent, Origin: k.origin, Flags: uint8(k.flags), Value: index,
+		})
+	}
+	h.opts.Journal.Put(note)
+}
+
+// restoreBegun takes back what ranks were initialized with.
+func (cl *cluster) restoreBegun(note *journal.Beginning) error {
+	cl.begun = map[int]*beginning{}
+	values := make([]wire.Value, len(note.Values))
+	for i, v := range note.Values {
+		if len(v.Bufs) != len(v.Objects) {
+			return fmt.Errorf("the journal tells of what %s was initialized with, and not all of it", cl.Name)
+		}
+		values[i].Raw = v.Raw
+		for k := range v.Bufs {
+			values[i].Bufs = append(values[i].Bufs, wire.Buf{Data: v.Bufs[k], Object: v.Objects[k]})
+		}
+	}
+	for _, l := range note.Legs {
+		if l.Value >= len(values) || l.Rank >= len(cl.workers) {
+			return fmt.Errorf("the journal tells of what rank %d of %s was initialized with, and not all of it", l.Rank, cl.Name)
+		}
+		cl.begun[l.Rank] = &beginning{id: l.Call, parent: l.Parent, origin: l.Origin, flags: wire.Flags(l.Flags), value: values[l.Value]}
+	}
+	return nil
 }

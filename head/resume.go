@@ -98,6 +98,15 @@ func (h *Head) restore(s *journal.State) error {
 			return err
 		}
 	}
+	for i := range s.Begun {
+		cl := h.clusters[s.Begun[i].Cluster]
+		if cl == nil {
+			continue
+		}
+		if err := cl.restoreBegun(&s.Begun[i]); err != nil {
+			return err
+		}
+	}
 	for c, number := range inside {
 		if number != 0 {
 			if c.worker = h.workers[number]; c.worker == nil {
@@ -136,8 +145,10 @@ func (h *Head) restoreCluster(kept *journal.Cluster) error {
 		case w.state == "ready":
 			h.resuming.waits[w] = true
 			cl.ready++
+		case w.state == stateDown:
+			h.resuming.lost[w], w.Dead, w.state = k.Why, nil, "starting" // so that it is lost as one that restarts
 		case w.state != "dead":
-			h.resuming.lost[w] = spec.Errorf(spec.CodeWorkerDied, "%s on %s was being restarted when the head ended", w.Name, w.Node)
+			h.resuming.lost[w] = spec.Errorf(spec.CodeWorkerDied, "%s on %s was being started when the head ended", w.Name, w.Node)
 		}
 	}
 	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
@@ -226,6 +237,20 @@ func (h *Head) loseLaterLocked(w *worker, why *spec.Error) {
 		r.lost[w] = why
 	}
 	h.settleSoonLocked()
+}
+
+// losses are the workers that are lost, those first whose own end it is that is to
+// be told: where one takes its cluster along, the others are replaced with it.
+func (r *resuming) losses() []*worker {
+	own := func(w *worker) int {
+		if r.lost[w].Worker == w.Name {
+			return 0
+		}
+		return 1
+	}
+	return slices.SortedFunc(maps.Keys(r.lost), func(a, b *worker) int {
+		return cmp.Or(cmp.Compare(own(a), own(b)), cmp.Compare(a.Number, b.Number))
+	})
 }
 
 // settleSoonLocked looks whether everybody is back.
@@ -332,8 +357,8 @@ func (h *Head) settle() {
 	}
 	h.ordersLocked(ops, &b)
 	h.replayLocked(workers, &b)
-	for w, why := range r.lost {
-		h.lostLocked(w, why, &b)
+	for _, w := range r.losses() {
+		h.lostLocked(w, r.lost[w], &b)
 	}
 	for _, w := range workers {
 		w.releaseLocked(&b)

@@ -14,6 +14,15 @@ func (h *Head) countObjectsLocked(r *resuming) {
 		h.leases.Add(resumeHolder, o)
 		h.leases.Place(o, segment)
 	}
+	for _, cl := range h.clusters {
+		for _, kept := range cl.begun {
+			for _, o := range objectsOf(nil, kept.value.Bufs) {
+				if h.leases.Has(o) {
+					h.leases.Once(lease.Kept(kept.id), o)
+				}
+			}
+		}
+	}
 	for holder, objects := range r.objects {
 		if holder == 0 {
 			continue

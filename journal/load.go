@@ -23,6 +23,7 @@ func (j *Journal) load() (State, error) {
 				{callerBucket, func(_ uint64, plain []byte) error { return add(&s.Callers, plain) }},
 				{poolBucket, func(_ uint64, plain []byte) error { return add(&s.Pools, plain) }},
 				{clusterBucket, func(_ uint64, plain []byte) error { return add(&s.Clusters, plain) }},
+				{beginningBucket, func(_ uint64, plain []byte) error { return add(&s.Begun, plain) }},
 			} {
 				if err := j.each(tx, part.bucket, part.add); err != nil {
 					return fmt.Errorf("%s: %w", part.bucket, err)

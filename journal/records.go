@@ -2,8 +2,8 @@ package journal
 
 import "github.com/muster-rl/muster/spec"
 
-// Record is one thing that is written down: a Meta, Node, Caller, Pool or
-// Cluster. Its key is told from its fields, so a record that is put again
+// Record is one thing that is written down: a Meta, Node, Caller, Pool, Cluster
+// or Beginning. Its key is told from its fields, so a record that is put again
 // replaces the one before, and Delete needs no more than those.
 //
 //msgp:ignore Record
@@ -80,26 +80,54 @@ type Worker struct {
 	Why    *spec.Error `msg:"why"` // of its death
 }
 
+// Beginning is what the ranks of a cluster that restarts them were initialized
+// with. It is apart from its Cluster, for it may be large.
+type Beginning struct {
+	Cluster uint32     `msg:"cluster"`
+	Legs    []BegunLeg `msg:"legs"`
+	Values  []Value    `msg:"values"` // each is that of one leg or of several
+}
+
+// BegunLeg is the leg of an initialize that a rank was sent.
+type BegunLeg struct {
+	Rank   int    `msg:"rank"`
+	Call   uint64 `msg:"call"`
+	Parent uint64 `msg:"parent"`
+	Origin uint64 `msg:"origin"`
+	Flags  uint8  `msg:"flags"`
+	Value  int    `msg:"value"` // an index
+}
+
+// Value is encoded arguments, with their buffers.
+type Value struct {
+	Raw     []byte   `msg:"raw"`
+	Bufs    [][]byte `msg:"bufs"`
+	Objects []uint64 `msg:"objects"` // that Bufs name; 0: these are bytes
+}
+
 // Names of buckets.
 const (
-	metaBucket    = "meta"
-	nodeBucket    = "nodes"
-	callerBucket  = "callers"
-	poolBucket    = "pools"
-	clusterBucket = "clusters"
+	metaBucket      = "meta"
+	nodeBucket      = "nodes"
+	callerBucket    = "callers"
+	poolBucket      = "pools"
+	clusterBucket   = "clusters"
+	beginningBucket = "beginnings"
 )
 
-func (m *Meta) bucket() string    { return metaBucket }
-func (n *Node) bucket() string    { return nodeBucket }
-func (c *Caller) bucket() string  { return callerBucket }
-func (p *Pool) bucket() string    { return poolBucket }
-func (c *Cluster) bucket() string { return clusterBucket }
+func (m *Meta) bucket() string      { return metaBucket }
+func (n *Node) bucket() string      { return nodeBucket }
+func (c *Caller) bucket() string    { return callerBucket }
+func (p *Pool) bucket() string      { return poolBucket }
+func (c *Cluster) bucket() string   { return clusterBucket }
+func (b *Beginning) bucket() string { return beginningBucket }
 
-func (m *Meta) key() uint64    { return metaKey }
-func (n *Node) key() uint64    { return uint64(n.Index) } //nolint:gosec // an index is not negative
-func (c *Caller) key() uint64  { return uint64(c.Number) }
-func (p *Pool) key() uint64    { return uint64(p.Pool.ID) } //nolint:gosec // counted from 1
-func (c *Cluster) key() uint64 { return uint64(c.Number) }
+func (m *Meta) key() uint64      { return metaKey }
+func (n *Node) key() uint64      { return uint64(n.Index) } //nolint:gosec // an index is not negative
+func (c *Caller) key() uint64    { return uint64(c.Number) }
+func (p *Pool) key() uint64      { return uint64(p.Pool.ID) } //nolint:gosec // counted from 1
+func (c *Cluster) key() uint64   { return uint64(c.Number) }
+func (b *Beginning) key() uint64 { return uint64(b.Cluster) }
 
 // Keys in the bucket meta.
 const (
@@ -117,4 +145,5 @@ type State struct {
 	Callers  []Caller
 	Pools    []Pool
 	Clusters []Cluster
+	Begun    []Beginning
 }

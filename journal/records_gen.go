@@ -8,6 +8,220 @@ import (
 )
 
 // MarshalMsg implements msgp.Marshaler
+func (z *Beginning) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "cluster"
+	o = append(o, 0x83, 0xa7, 0x63, 0x6c, 0x75, 0x73, 0x74, 0x65, 0x72)
+	o = msgp.AppendUint32(o, z.Cluster)
+	// string "legs"
+	o = append(o, 0xa4, 0x6c, 0x65, 0x67, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Legs)))
+	for za0001 := range z.Legs {
+		o, err = z.Legs[za0001].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Legs", za0001)
+			return
+		}
+	}
+	// string "values"
+	o = append(o, 0xa6, 0x76, 0x61, 0x6c, 0x75, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Values)))
+	for za0002 := range z.Values {
+		o, err = z.Values[za0002].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Values", za0002)
+			return
+		}
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Beginning) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "cluster":
+			z.Cluster, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Cluster")
+				return
+			}
+		case "legs":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Legs")
+				return
+			}
+			if cap(z.Legs) >= int(zb0002) {
+				z.Legs = (z.Legs)[:zb0002]
+			} else {
+				z.Legs = make([]BegunLeg, zb0002)
+			}
+			for za0001 := range z.Legs {
+				bts, err = z.Legs[za0001].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Legs", za0001)
+					return
+				}
+			}
+		case "values":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Values")
+				return
+			}
+			if cap(z.Values) >= int(zb0003) {
+				z.Values = (z.Values)[:zb0003]
+			} else {
+				z.Values = make([]Value, zb0003)
+			}
+			for za0002 := range z.Values {
+				bts, err = z.Values[za0002].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Values", za0002)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Beginning) Msgsize() (s int) {
+	s = 1 + 8 + msgp.Uint32Size + 5 + msgp.ArrayHeaderSize
+	for za0001 := range z.Legs {
+		s += z.Legs[za0001].Msgsize()
+	}
+	s += 7 + msgp.ArrayHeaderSize
+	for za0002 := range z.Values {
+		s += z.Values[za0002].Msgsize()
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *BegunLeg) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 6
+	// string "rank"
+	o = append(o, 0x86, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
+	o = msgp.AppendInt(o, z.Rank)
+	// string "call"
+	o = append(o, 0xa4, 0x63, 0x61, 0x6c, 0x6c)
+	o = msgp.AppendUint64(o, z.Call)
+	// string "parent"
+	o = append(o, 0xa6, 0x70, 0x61, 0x72, 0x65, 0x6e, 0x74)
+	o = msgp.AppendUint64(o, z.Parent)
+	// string "origin"
+	o = append(o, 0xa6, 0x6f, 0x72, 0x69, 0x67, 0x69, 0x6e)
+	o = msgp.AppendUint64(o, z.Origin)
+	// string "flags"
+	o = append(o, 0xa5, 0x66, 0x6c, 0x61, 0x67, 0x73)
+	o = msgp.AppendUint8(o, z.Flags)
+	// string "value"
+	o = append(o, 0xa5, 0x76, 0x61, 0x6c, 0x75, 0x65)
+	o = msgp.AppendInt(o, z.Value)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *BegunLeg) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "rank":
+			z.Rank, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Rank")
+				return
+			}
+		case "call":
+			z.Call, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Call")
+				return
+			}
+		case "parent":
+			z.Parent, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Parent")
+				return
+			}
+		case "origin":
+			z.Origin, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Origin")
+				return
+			}
+		case "flags":
+			z.Flags, bts, err = msgp.ReadUint8Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Flags")
+				return
+			}
+		case "value":
+			z.Value, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Value")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *BegunLeg) Msgsize() (s int) {
+	s = 1 + 5 + msgp.IntSize + 5 + msgp.Uint64Size + 7 + msgp.Uint64Size + 7 + msgp.Uint64Size + 6 + msgp.Uint8Size + 6 + msgp.IntSize
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *Caller) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 4
@@ -775,6 +989,112 @@ func (z *Process) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z Process) Msgsize() (s int) {
 	s = 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *Value) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "raw"
+	o = append(o, 0x83, 0xa3, 0x72, 0x61, 0x77)
+	o = msgp.AppendBytes(o, z.Raw)
+	// string "bufs"
+	o = append(o, 0xa4, 0x62, 0x75, 0x66, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Bufs)))
+	for za0001 := range z.Bufs {
+		o = msgp.AppendBytes(o, z.Bufs[za0001])
+	}
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0002 := range z.Objects {
+		o = msgp.AppendUint64(o, z.Objects[za0002])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Value) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "raw":
+			z.Raw, bts, err = msgp.ReadBytesBytes(bts, z.Raw)
+			if err != nil {
+				err = msgp.WrapError(err, "Raw")
+				return
+			}
+		case "bufs":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Bufs")
+				return
+			}
+			if cap(z.Bufs) >= int(zb0002) {
+				z.Bufs = (z.Bufs)[:zb0002]
+			} else {
+				z.Bufs = make([][]byte, zb0002)
+			}
+			for za0001 := range z.Bufs {
+				z.Bufs[za0001], bts, err = msgp.ReadBytesBytes(bts, z.Bufs[za0001])
+				if err != nil {
+					err = msgp.WrapError(err, "Bufs", za0001)
+					return
+				}
+			}
+		case "objects":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0003) {
+				z.Objects = (z.Objects)[:zb0003]
+			} else {
+				z.Objects = make([]uint64, zb0003)
+			}
+			for za0002 := range z.Objects {
+				z.Objects[za0002], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0002)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Value) Msgsize() (s int) {
+	s = 1 + 4 + msgp.BytesPrefixSize + len(z.Raw) + 5 + msgp.ArrayHeaderSize
+	for za0001 := range z.Bufs {
+		s += msgp.BytesPrefixSize + len(z.Bufs[za0001])
+	}
+	s += 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (msgp.Uint64Size))
 	return
 }
 

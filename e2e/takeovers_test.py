@@ -1,0 +1,51 @@
+"""A head is killed while a cluster restarts its ranks: the next one goes on with that."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import muster
+from mortal import Mortal
+from running import below, cluster, eventually, pool, session
+
+
+def kill_head() -> None:
+    heads = [p for p, (_, command) in below(os.getpid()).items() if command[:11] == "muster head"]
+    os.kill(heads[0], signal.SIGKILL)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("how", ["restart_worker", "restart_cluster"])
+@pytest.mark.parametrize("virtual", ["2x2", "2x2+relay"])
+def test_restarts_outlive_a_head(tmp_path: Path, how: str, virtual: str) -> None:
+    with (
+        session(virtual),
+        pool(2, 2) as rm,
+        cluster(Mortal, rm, name="phoenix", device_mapping="0-2", on_failure=how) as c,
+    ):
+        c.initialize(str(tmp_path), np.ones(1_000_000))  # which lies in the store
+        first = c.execute_all_sync("pid")
+        kill_head()
+        os.kill(first[1], signal.SIGKILL)  # it is initialized as under the first head
+        assert c.sums(timeout=30) == [1e6] * 3
+        second = c.execute_all_sync("pid")
+        assert second[1] != first[1]
+        kill_head()  # who was restarted stays
+        assert c.step(timeout=30) == [0, 1, 2]
+        assert c.execute_all_sync("pid") == second
+        held = tmp_path / "hold-held"
+        held.touch()
+        ref = c.step("held", blocking=False)
+        assert eventually(lambda: "held 1" in (tmp_path / "trace").read_text(), 30)
+        os.kill(second[1], signal.SIGKILL)
+        with pytest.raises(muster.WorkerDiedError, match=r"phoenix-1-G1.*SIGKILL"):
+            muster.get(ref, timeout=30)
+        held.unlink()
+        kill_head()  # while it is restarted
+        assert c.sums(timeout=30) == [1e6] * 3
+        assert c.execute_all_sync("pid")[1] not in (first[1], second[1])
