@@ -24,5 +24,18 @@ func (h *Head) Crash() {
 	close(h.crash)
 }
 
+// fall ends what would go on in this process alone.
+func (h *Head) fall() error {
+	h.end("it crashed")
+	h.mu.Lock()
+	for _, c := range h.callers {
+		c.cancel()
+	}
+	h.mu.Unlock()
+	h.serving.Wait()
+	h.closeLanes()
+	return errCrashed
+}
+
 // errCrashed is what Run of a head returns that was ended so.
 var errCrashed = errors.New("the head was made to end like one that is killed")

@@ -196,10 +196,7 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	}
 	select {
 	case <-h.crash:
-		h.end("it crashed") // for those who watch over others
-		h.serving.Wait()
-		h.closeLanes()
-		return errCrashed
+		return h.fall()
 	case <-ctx.Done():
 		h.end(context.Cause(ctx).Error())
 	case <-h.over:
