@@ -130,6 +130,9 @@ func testClass(info worker.Info) (*worker.Class, error) {
 		}
 		return muster.Call[muster.Raw](ctx, other.RankZero(), method, args...)
 	})
+	c.Method("until", func(ctx context.Context, dir string, n int) (int, error) {
+		return info.Rank*1000 + n, runUntil(ctx, dir, n, info.Rank)
+	})
 	c.Method("child", func() (int, error) {
 		cmd := exec.Command("sleep", "1000")
 		err := cmd.Start()
@@ -161,6 +164,27 @@ func fragile(info worker.Info, dir string, rank int) (int, error) {
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {}
+}
+
+// runUntil notes that it runs, and returns when it is let go.
+func runUntil(ctx context.Context, dir string, n, rank int) error {
+	log, err := os.OpenFile(filepath.Join(dir, "ran"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(log, "%d on %d\n", n, rank)
+	_ = log.Close()
+	for err == nil {
+		if _, missing := os.Stat(filepath.Join(dir, fmt.Sprint("go", n))); missing == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(2 * time.Millisecond):
+		}
+	}
+	return err
 }
 
 //go:noinline

@@ -406,24 +406,6 @@ func TestShutdownInsideCalls(t *testing.T) {
 	}
 }
 
-func TestHeadLost(t *testing.T) {
-	s := start(t, muster.Options{Virtual: "1x1"})
-	ctx := testContext(t)
-	c := s.cluster("c", muster.ClusterConfig{})
-	stuck := muster.Go[any](ctx, c.Rank(0), "stuck")
-	s.killed = true
-	if err := syscall.Kill(pidOf(t, "muster head"), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	_, err := stuck.Get(ctx)
-	code(t, err, muster.CodeHeadLost, "SIGKILL", "Start another session")
-	<-s.Done()
-	code(t, muster.Do(ctx, c.Rank(0), "add", 1, 2), muster.CodeHeadLost)
-	if _, err := s.Pool(ctx, 1, 0); muster.CodeOf(err) != muster.CodeHeadLost {
-		t.Error(err)
-	}
-}
-
 func TestAgentLost(t *testing.T) {
 	s := start(t, muster.Options{Virtual: "1x1"})
 	ctx := testContext(t)
@@ -454,20 +436,27 @@ func pidOf(t *testing.T, title string) int {
 	return 0
 }
 
+// address is the name of the test's session.
+func (r *rig) address() string {
+	r.t.Helper()
+	entries, err := os.ReadDir(fmt.Sprintf("%s/muster-%d", os.Getenv("MUSTER_DIR"), os.Getuid()))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() != "logs" {
+			return e.Name()
+		}
+	}
+	r.t.Fatal("there is no session")
+	return ""
+}
+
 func TestAttached(t *testing.T) {
 	s := start(t, muster.Options{Virtual: "1x1"})
 	ctx := testContext(t)
 	s.cluster("c", muster.ClusterConfig{})
-	address := fmt.Sprintf("%s/muster-%d", os.Getenv("MUSTER_DIR"), os.Getuid())
-	entries, err := os.ReadDir(address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, e := range entries {
-		if e.Name() != "logs" {
-			address = e.Name()
-		}
-	}
+	address := s.address()
 	for _, a := range []string{address, fmt.Sprintf("%s/muster-%d/%s", os.Getenv("MUSTER_DIR"), os.Getuid(), address)} {
 		other, err := muster.Start(ctx, muster.Options{Address: a, Log: &s.log})
 		if err != nil {
