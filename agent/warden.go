@@ -112,35 +112,35 @@ func Warden() int {
 }
 
 // headBound is how long a head may take to be gone that is killed together with
-// its agent.
-const headBound = 250 * time.Millisecond
+// its agent. One that lives hears of the agent's end only after it.
+const headBound = 20 * time.Millisecond
 
 // awaitHead returns when the session's folder is somebody else's to remove, or
 // nobody's. An agent that ended by itself has waited for a head before. One that
-// was killed has not, and a head may come back for the other nodes, and to
-// say that this one is lost.
+// was killed has not, and a head may come back for the other nodes, and to say
+// that this one is lost.
 func awaitHead(join backend.Join) {
-	began := time.Now()
-	tick := time.NewTicker(firstPause)
-	defer tick.Stop()
-	there := session.HeadAlive(join.Dir)
-	for there && time.Since(began) < headBound {
-		<-tick.C
-		there = session.HeadAlive(join.Dir)
-	}
-	if there || join.Grace <= 0 {
-		return
-	}
+	dying, grace := headBound, seconds(join.Grace)
 	var owner <-chan struct{}
 	if join.Owner != 0 {
 		watch, err := process.NewWatch(join.Owner)
-		if err != nil {
-			return
+		if err == nil {
+			defer watch.Close()
+			owner = watch.Done()
+		} else { // all is over, so the head is on its way out, if it is there
+			dying, grace = clearBound, 0
 		}
-		defer watch.Close()
-		owner = watch.Done()
 	}
-	over := time.NewTimer(seconds(join.Grace))
+	tick := time.NewTicker(firstPause / 4)
+	defer tick.Stop()
+	there := true
+	for late := time.Now().Add(dying); there && time.Now().Before(late); <-tick.C {
+		there = session.HeadAlive(join.Dir)
+	}
+	if there {
+		return
+	}
+	over := time.NewTimer(grace)
 	defer over.Stop()
 	for !session.HeadAlive(join.Dir) {
 		select {
