@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
 
-from . import _blocks, _drafts, _metas, _objects, _parts, _rows, _wire
+from . import _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _wire
 from ._blocks import Block
 from ._errors import MusterError, ReleasedError
 from ._parts import Part
@@ -38,9 +38,10 @@ class Batch:
     shared memory once, and later sends and reads use that.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_came", "_cut", "_metas", "_parts", "_rows")
+    __slots__ = ("__weakref__", "_cache", "_came", "_cut", "_metas", "_one", "_parts", "_rows")
 
     _parts: list[Part] | None  # None: released
+    _one: _legs.One | None  # what it is, if it is so simple; parts are then made when needed
     _came: tuple[Any, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
 
     def __init__(
@@ -55,14 +56,15 @@ class Batch:
         self._cut: Cut | None = None
         self._metas: list[_metas.Meta] = [dict(meta)] if meta else []
         self._cache: dict[str, Any] = {}
-        self._came = None
+        self._came = self._one = None
 
     @classmethod
     def _of(
         cls, rows: int, parts: list[Part], cut: Cut | None, metas: Iterable[_metas.Meta]
     ) -> Batch:
         made = cls.__new__(cls)
-        made._rows, made._parts, made._cut, made._cache, made._came = rows, parts, cut, {}, None
+        made._rows, made._parts, made._cut, made._cache = rows, parts, cut, {}
+        made._came = made._one = None
         # A dict that someone may hold and change stays its batch's own.
         made._metas = [dict(meta) if isinstance(meta, dict) else meta for meta in metas]
         return made
@@ -76,12 +78,15 @@ class Batch:
         )
 
     def _live(self) -> list[Part]:
-        if self._parts is None:
+        parts = self._parts
+        if parts is None:
             raise ReleasedError(
                 "this batch was released: what it held may be gone; keep it, or a slice of it, "
                 "until its last use"
             )
-        return self._parts
+        if not parts and self._one is not None:
+            self._parts = parts = [self._one.part()]
+        return parts
 
     # --- what it is ----------------------------------------------------------------------
 
@@ -122,7 +127,7 @@ class Batch:
         if self._parts is None:
             return "Batch(released)"
         shown = []
-        for part in self._parts:
+        for part in self._live():
             block = part.pieces[0].block
             for name, stored in part.columns.items():
                 try:
@@ -149,6 +154,11 @@ class Batch:
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
+            if self._one is not None and key not in self._cache:
+                value = self._one.read(key)
+                if value is not None:
+                    self._cache[key] = value
+                    return value
             return self._value(key)
         if isinstance(key, slice):
             start, stop, step = key.indices(self.__len__())
@@ -434,7 +444,8 @@ class Batch:
     def release(self) -> None:
         """Give up what the batch holds, now. Arrays that were read from it stay good; the
         batch itself cannot be used any more."""
-        self._parts, self._cache, self._metas, self._cut, self._came = None, {}, [], None, None
+        self._parts, self._cache, self._metas, self._cut = None, {}, [], None
+        self._came = self._one = None
 
     def __enter__(self) -> Batch:
         self._live()
@@ -470,7 +481,14 @@ class Batch:
     @staticmethod
     def _decode(payload: Any, bufs: Sequence[Any]) -> Batch:
         """The batch of a payload and its own buffers. Opens none of its objects."""
-        rows, named, cut, told = _rows.unpack(payload, len(bufs))
+        fields = _rows.fields(payload)
+        if type(fields) is list and len(fields) == 4:
+            one = _legs.one_of(fields, bufs)
+            if one is not None:
+                made = Batch._of(fields[0], [], None, ())
+                made._one, made._came = one, (payload, bufs)
+                return made
+        rows, named, cut, told = _rows.checked(fields, len(bufs))
         objects = len(bufs)
         for _, n in told:
             objects -= n

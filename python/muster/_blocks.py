@@ -136,7 +136,7 @@ class Block:
             return _some(given[name], rows)
         if type(rows) is range:
             content = self.content()
-            value = _layout.plain_rows(content, self.header(), name, rows)
+            value = _layout.plain_rows(content, self.header(), name, rows.start, rows.stop)
             if value is not None:
                 return value
         return self._stored(name, rows).value()

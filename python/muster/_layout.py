@@ -124,21 +124,22 @@ def _spec(kind: str, type: str, shape: list[int], lib: str, spans: list[tuple[in
     return Spec(kind, type, tuple(shape), lib, spans, plain, size)
 
 
-def plain_rows(content: Bytes, header: Header, name: str, rows: range) -> Array | None:
+def plain_rows(content: Bytes, header: Header, name: str, start: int, stop: int) -> Array | None:
     """Rows of a column of numbers, in one step, as it is the most frequent one by far; None
     where it takes more, or where something is wrong."""
     spec = header.columns.get(name)
     if spec is None or spec.plain is None:
         return None
-    (offset, length), start, stop, size = spec.spans[0], rows.start, rows.stop, spec.size
-    if not 0 <= start <= stop <= header.rows or length != header.rows * size or offset < 0:
-        return None
-    if offset + length > len(content) or start == stop:
-        return None
-    made: Array = np.ndarray(
-        (stop - start, *spec.shape), spec.plain, content, offset + start * size
-    )
-    return made
+    (offset, length), rows, size = spec.spans[0], header.rows, spec.size
+    if (
+        0 <= start < stop <= rows
+        and length == rows * size
+        and 0 <= offset <= offset + length <= len(content)
+    ):
+        shape = (stop - start, *spec.shape)
+        made: Array = np.ndarray(shape, spec.plain, content, offset + start * size)
+        return made
+    return None
 
 
 def load(content: Bytes, header: Header, name: str) -> Column:

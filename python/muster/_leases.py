@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 from . import _errors, _wire
 from ._endings import attempt, forget, when_gone
+from ._pages import written
 from ._shm import Mapping, Segment, array_at, make_room
 
 _CONNECT_SECONDS = 30.0
@@ -136,19 +137,23 @@ class Borrowed:
         mapping = self.mapping
         if mapping is None or self._root() is not None:
             return None
-        if self._root is not _nobody:
-            self._segment.wipe(mapping, all=False)
+        if self._root is not _nobody and written(mapping.address, mapping.length):
+            self._segment.wipe(mapping)
         root = array_at(mapping.address, mapping.length, owner)
         self._root = weakref.ref(root)
         return memoryview(root).cast("B")
 
-    def give_back(self) -> None:
+    def give_back(self, lent: Lent) -> None:
         """Nobody will look at it any more. May be done again, if it was interrupted."""
-        mapping = self.mapping
+        mapping, store = self.mapping, self.store
         if mapping is not None:
-            self._segment.wipe(mapping, all=False)
+            if written(mapping.address, mapping.length):
+                self._segment.wipe(mapping)
             self.mapping = None
             self._segment.take_back(mapping)
+        store._borrowed.pop(id(lent), None)
+        if store._retired:
+            store.flush()
 
 
 def _nobody() -> None:
@@ -282,12 +287,6 @@ class Store:
         borrowed = Borrowed(self, segment)
         lent.borrowed.append(borrowed)
         return borrowed
-
-    def returned(self, lent: Lent) -> None:
-        """All of what was lent was given back."""
-        self._borrowed.pop(id(lent), None)
-        if self._retired:
-            self.flush()
 
     def _descriptors_lost(self) -> _errors.LimitError:
         """The kernel drops descriptors for which there is no room, without a word."""

@@ -31,6 +31,8 @@ _CROWD = 8 << 20  # what a frame may carry of smaller ones
 _TOLD = 1 << 32  # numbers of segments below this are told to others
 _SMALL = 4 << 10  # with more than that, buffers from here on go too
 
+_ONE_RELEASED = b"\x92\xa7release\x81\xa7objects\x91\x92\xcf"  # as release() packs it
+
 _Bytes = Any  # numpy.ndarray of bytes
 
 
@@ -147,8 +149,8 @@ class Ledger:
             ending = self.ended[0]
             account = ending.entry
             forget(ending)
-            if account.borrowed:
-                _return(account)
+            for borrowed in account.borrowed:  # not to be seen any more when others are told
+                borrowed.give_back(account)
             # No call between the two steps, after which a signal handler could run.
             if account.count:
                 if account.leg != self.leg:
@@ -166,6 +168,10 @@ class Ledger:
     def release(self, first: int, ack: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
         told = self.given_back[:first]
+        if first == 1 and 0 < told[0][1] < 128:
+            object, count = told[0]
+            notice = b"%b%b%c" % (_ONE_RELEASED, object.to_bytes(8, "big"), count)
+            return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, 0, ack) + notice
         if first > 1:
             counts: Counter[int] = Counter()
             for object, count in told:
@@ -281,7 +287,10 @@ class Stored:
 
         root = self._root()
         if root is None:
-            root = numpy.frombuffer(views([self])[0], numpy.uint8)
+            start, end = self.offset, self.offset + self.nbytes
+            view = _borrowed(self.right)
+            view = views([self])[0] if view is None or end > len(view) else view[start:end]
+            root = numpy.frombuffer(view, numpy.uint8)
             self._root = weakref.ref(root)
         return root
 
@@ -356,15 +365,6 @@ def _borrowed(right: Right) -> memoryview | None:
         return None if more is None else more.view(right)
 
 
-def _return(account: Account) -> None:
-    """Nothing of what was lent may be seen any more when others are told. May be done again, if
-    it was interrupted."""
-    for borrowed in account.borrowed:
-        borrowed.give_back()
-        borrowed.store.returned(account)
-    account.borrowed = []
-
-
 # --- buffers of frames ---------------------------------------------------------------------
 
 
@@ -386,7 +386,17 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
 
     It may be done again when it was interrupted: a right counts once it has its place.
     """
-    if _wire.Reference in map(type, bufs):
+    if len(bufs) == 1 and type(bufs[0]) is _wire.Reference:  # as in _claim
+        object, offset, length, _, segment = bufs[0]
+        with ledger.counting:
+            right = Right(ledger, object)
+            account = right.account
+            if leg:
+                account.leg = ledger.leg
+                account.segment = segment
+            bufs[0] = Stored(right, offset, length)
+            account.count = 1
+    elif _wire.Reference in map(type, bufs):
         with ledger.counting:
             _claim(bufs, ledger, leg)
 

@@ -20,8 +20,7 @@ from ._errors import ProtocolError
 MAX_ROWS = 1 << 32  # rows are named by 32 bits
 _MIN_RUN = 8  # from here on a run is a range of its own: it is read by one copy
 
-_STR = {str}
-_new = tuple.__new__
+_unpackb = msgpack.unpackb
 
 Rows = range | NDArray[np.uint32]
 Index = NDArray[np.int64]
@@ -265,16 +264,25 @@ def pack(handle: Handle, number: Callable[[Any], int] = int) -> bytes:
     return data
 
 
+def fields(payload: Any) -> list[Any]:
+    """What `pack` has put there, unchecked; ProtocolError for what is no msgpack."""
+    try:
+        found: list[Any] = _unpackb(payload, unicode_errors="surrogatepass")
+    except Exception as error:
+        raise _malformed(f"{type(error).__name__}: {error}") from None
+    return found
+
+
 def unpack(payload: Any, nbufs: int) -> Handle:
     """The handle in these bytes, which has nbufs buffers; ProtocolError for what is none."""
+    return checked(fields(payload), nbufs)
+
+
+def checked(found: Any, nbufs: int) -> Handle:
+    """The handle of these fields."""
     try:
-        rows, parts, cut, metas = msgpack.unpackb(payload, unicode_errors="surrogatepass")
-        if cut is None and len(parts) == 1 and len(parts[0][1]) == 1:
-            names, pieces = parts[0]
-            found = _simple(rows, names, pieces, metas, nbufs)
-            if found is not None:
-                return found
-        found = Handle(
+        rows, parts, cut, metas = found
+        handle = Handle(
             _number(rows, MAX_ROWS),
             [([_name(name) for name in names], [_piece(p) for p in ps]) for names, ps in parts],
             None if cut is None else _cut(*cut),
@@ -282,11 +290,11 @@ def unpack(payload: Any, nbufs: int) -> Handle:
         )
     except Exception as error:
         raise _malformed(f"{type(error).__name__}: {error}") from None
-    objects = nbufs - sum(bufs for _, bufs in found.metas)
+    objects = nbufs - sum(bufs for _, bufs in handle.metas)
     if objects < 0:
         raise _malformed(f"its metas need {nbufs - objects} buffers of {nbufs}")
     seen: set[str] = set()
-    for names, pieces in found.parts:
+    for names, pieces in handle.parts:
         if not names or not pieces:
             raise _malformed("a part without columns or without pieces")
         if not seen.isdisjoint(names) or len(set(names)) < len(names):
@@ -296,33 +304,11 @@ def unpack(payload: Any, nbufs: int) -> Handle:
             raise _malformed(f"columns {names} have {count(pieces)} rows instead of {rows}")
         if any(piece.block >= objects for piece in pieces):
             raise _malformed(f"columns {names} lie in a buffer that is none of its {objects}")
-    weights, groups, _ = found.cut or Cut()
+    weights, groups, _ = handle.cut or Cut()
     for label, per_row in (("weights", weights), ("groups", groups)):
         if per_row is not None and len(per_row) != rows:
             raise _malformed(f"there are {label} for {len(per_row)} rows of {rows}")
-    return found
-
-
-def _simple(rows: Any, names: Any, pieces: Any, metas: Any, nbufs: int) -> Handle | None:
-    """A handle of one range of rows, as ranks mostly get: every check at once, for such a handle
-    is read once for each call. None where it is no such handle, or something is wrong with it."""
-    (piece,) = pieces
-    if len(piece) != 3 or len(metas) > 1 or (len(names) > 1 and len(set(names)) < len(names)):
-        return None
-    block, start, stop = piece
-    more = metas[0][1] if metas else 0
-    if (
-        set(map(type, names)) == _STR
-        and type(rows) is type(block) is type(start) is type(stop) is type(more) is int
-        and 0 <= start <= stop <= MAX_ROWS
-        and stop - start == rows
-        and 0 <= more <= nbufs
-        and 0 <= block < nbufs - more
-    ):
-        told = [(bytes(metas[0][0]), more)] if metas else []
-        only = _new(Piece, (block, range(start, stop)))
-        return _new(Handle, (rows, [(names, [only])], None, told))
-    return None
+    return handle
 
 
 def _malformed(why: str) -> ProtocolError:

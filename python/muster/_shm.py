@@ -20,7 +20,6 @@ from functools import lru_cache
 from typing import Any
 
 from ._errors import LimitError
-from ._pages import written
 
 #: Fewer bytes than these are copied by one thread: starting another takes longer.
 PARALLEL = 8 << 20
@@ -155,11 +154,9 @@ class Segment:
         except IndexError:
             return Mapping(self._fd, self.length, _READ | _WRITE, _PRIVATE)
 
-    def wipe(self, mapping: Mapping, all: bool = True) -> None:
-        """Forget what was written to a private mapping; and, of ``all``, what it shows. What
-        stays mapped is not touched anew by who looks at the segment the next time."""
-        if all or written(mapping.address, mapping.length):
-            _madvise(mapping.address, mapping.length, _DONTNEED)
+    def wipe(self, mapping: Mapping) -> None:
+        """Forget what was written to a private mapping, and what it shows."""
+        _madvise(mapping.address, mapping.length, _DONTNEED)
 
     def take_back(self, mapping: Mapping) -> None:
         """Take a private mapping that was wiped, for the next who looks."""

@@ -47,7 +47,6 @@ _only_leaves = _LEAVES.issuperset
 # What msgpack packs without asking, as something else than it is.
 _TRAPS = frozenset((bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp))
 
-_TUPLE = frozenset((tuple,))
 _SHORT = 64
 
 _FIRST_COUNT = struct.Struct("<II")
@@ -88,8 +87,10 @@ def encode(obj: Any, bufs: list[Any], pickle: str = "on") -> bytes:
     try:
         if _plain(obj):
             return _pack_plain(obj)
-        if _nearly_plain(obj):
-            return _pack_plain([_tuple_of_leaves(item) for item in obj])
+        if type(obj) is list and type(obj[0]) is tuple and len(obj) <= _SHORT:
+            data = _pack_tuples(obj)
+            if data is not None:
+                return data
     except OverflowError:
         pass
     return _Encoder(bufs, pickle).whole("the value", obj)
@@ -129,18 +130,14 @@ def _plain(obj: Any) -> bool:
     return kind in _LEAVES
 
 
-def _nearly_plain(obj: Any) -> bool:
-    """Whether obj is a short list of tuples of leaves, as many results are."""
-    return (
-        type(obj) is list
-        and len(obj) <= _SHORT
-        and _TUPLE.issuperset(map(type, obj))
-        and all(_only_leaves(map(type, item)) for item in obj)
-    )
-
-
-def _tuple_of_leaves(item: tuple[Any, ...]) -> Any:
-    return _ext(TUPLE, _pack_plain([*item]))
+def _pack_tuples(obj: list[Any]) -> bytes | None:
+    """A short list of tuples of leaves, as many results are; None for all else."""
+    items = []
+    for item in obj:
+        if type(item) is not tuple or not _only_leaves(map(type, item)):
+            return None
+        items.append(_new(_ExtType, (TUPLE, _pack_plain([*item]))))
+    return _pack_plain(items)
 
 
 def _pack(obj: object) -> bytes:
@@ -406,7 +403,12 @@ def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
     """
     try:
         if bufs:
-            return _Decoder(bufs, body).value(body)
+            return _unpackb(
+                body,
+                ext_hook=_Decoder(bufs, body).extension,
+                strict_map_key=False,
+                unicode_errors="surrogatepass",
+            )
         return _unpackb(
             body, ext_hook=_extension, strict_map_key=False, unicode_errors="surrogatepass"
         )
@@ -437,6 +439,8 @@ class _Decoder:
         )
 
     def extension(self, code: int, data: bytes) -> Any:
+        if code == BATCH:
+            return self.batch(data)
         if code < 16:
             return self.nesting(code, data)
         if code >= 32:
@@ -483,19 +487,27 @@ class _Decoder:
             raise ProtocolError(f"an extension holds a {type(value).__name__}, expected a list")
         return value
 
+    def batch(self, data: bytes) -> Any:
+        first, count = _FIRST_COUNT.unpack_from(data)
+        if first + count > len(self.bufs):
+            raise self.beyond(first, count)
+        batches: Any = sys.modules.get("muster._batch")
+        if batches is None:
+            from . import _batch as batches
+        return batches.Batch._decode(data[8:], self.bufs[first : first + count])
+
+    def beyond(self, first: int, count: int) -> ProtocolError:
+        return ProtocolError(
+            f"a value refers to buffers {first} to {first + count - 1} of {len(self.bufs)}"
+        )
+
     def buffered(self, code: int, data: bytes) -> Any:
         first, count = _FIRST_COUNT.unpack_from(data)
         rest = memoryview(data)[8:]
         if first + count > len(self.bufs):
-            raise ProtocolError(
-                f"a value refers to buffers {first} to {first + count - 1} of {len(self.bufs)}"
-            )
+            raise self.beyond(first, count)
         if code == PICKLE:
             return _unpickle(rest, [self.buffer(i) for i in range(first, first + count)])
-        if code == BATCH:
-            from ._batch import Batch
-
-            return Batch._decode(rest, self.bufs[first : first + count])
         if count != 1:
             raise ProtocolError(f"extension {code} has one buffer, not {count}")
         buffer = self.buffer(first)

@@ -305,10 +305,9 @@ class FrameStream:
         else:
             body, at = start + 8 * nbuf, end - _REFERENCE.size * nbuf
             if body <= at and data[start:body] == _REFERENCE_TABLE * nbuf:  # nothing to write to
-                bufs = [
-                    _reference(data[here : here + _REFERENCE.size])
-                    for here in range(at, end, _REFERENCE.size)
-                ]
+                bufs = [_reference(data[at : at + _REFERENCE.size])]
+                for here in range(at + _REFERENCE.size, end, _REFERENCE.size):
+                    bufs.append(_reference(data[here : here + _REFERENCE.size]))
                 frame = _new(Frame, (kind, flags, id, peer, ack, data[body:at], bufs))
             else:
                 frame = _split(bytearray(data[pos:end]), 0)

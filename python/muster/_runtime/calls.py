@@ -83,8 +83,6 @@ class Host:
         """Return name, method, args, kwargs and origin of a leg; raise Refusal where it has
         none."""
         try:
-            if bufs and (ledger := _objects.ledger()) is not None:
-                _objects.claim(bufs, ledger, leg=True)
             name, _parent, origin, (args, kwargs) = _values.decode(body, bufs)
         except Exception as error:
             name = _method_name(body)

@@ -46,10 +46,14 @@ class Line:
     def reply(self, leg: Leg, flags: int, body: bytes, bufs: list[Any]) -> None:
         """Send a result, and with it the rights that only its buffers had; bufs is then empty."""
         with self._lock:
-            named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
-            parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
-            named = ()
-            bufs.clear()
+            if bufs or len(body) > _wire.JOIN:
+                named = _objects.name(bufs, self._ledger, self, [])
+                parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
+                named = []
+                bufs.clear()
+            else:
+                header = _wire.HEADER.pack(len(body), _wire.KIND_RESULT, flags, 0, leg[1], 0, 0)
+                parts = [header + body]
             leg[RESULT] = parts
             if self._unsent:
                 parts = [self._unsent, *parts]
