@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import running
 from running import BINARY, commands, eventually
 
 # How long the workers' children sleep: nothing else runs this command.
@@ -64,6 +65,8 @@ if __name__ == "__main__":
     pids, port = c.spawn(), c.port()[0]
     ref = getattr(c, busy)(blocking=False) if busy != "idle" else None
     print("up", port, *pids, flush=True)
+    if ending == "ask":
+        sys.exit(sys.stdin.readline())
     if ending == "return":
         sys.exit(0)
     if ending == "raise":
@@ -337,25 +340,27 @@ def test_all_but_the_script_is_killed(script: Path, victims: tuple[str, ...]) ->
 def test_head_is_killed_while_all_starts(script: Path, part: str) -> None:
     """At the first sight of each part: the next head goes on from there."""
     process = subprocess.Popen(
-        [sys.executable, str(script), "idle", "return"],
+        [sys.executable, str(script), "idle", "ask"],
         env=dict(os.environ, MUSTER_VIRTUAL="2x2", LONG=LONG),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
-        seen: dict[int, str] = {}
+        seen: dict[int, tuple[int, str]] = {}
 
         def started() -> bool:
-            seen.update((pid, commands().get(pid, (0, ""))[1]) for pid in below(process.pid))
-            return any(command.startswith(f"muster {part}") for command in seen.values())
+            seen.clear()
+            seen.update(running.below(process.pid))
+            return any(command.startswith(f"muster {part}") for _, command in seen.values())
 
         assert eventually(started, 30), seen
-        for pid, command in seen.items():
-            if command.startswith("muster head"):
-                os.kill(pid, signal.SIGKILL)
-        out, err = process.communicate(timeout=40)
-        assert process.returncode == 0 and out.startswith("up"), (out, err)
+        (pid,) = (pid for pid, (_, line) in seen.items() if line.startswith("muster head"))
+        os.kill(pid, signal.SIGKILL)
+        out, err = process.communicate("that is all", timeout=40)
+        assert process.returncode == 1 and "that is all" in err, (out, err)
+        assert out.startswith("up"), (out, err)
     finally:
         process.kill()
         process.communicate(timeout=20)
