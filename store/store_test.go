@@ -340,3 +340,39 @@ func TestTheMachineIsShortOfMemory(t *testing.T) {
 	_, err := c.Alloc(mib)
 	wantError(t, err, spec.CodeStoreFull, "1 MiB of its budget of 64 MiB are in use", "has 512 KiB of memory to spare")
 }
+
+// A head that comes back is told what there is, and asked again what the one
+// before it did not answer.
+func TestTheNextHeadIsToldAndAsked(t *testing.T) {
+	asked := make(chan uint64, 8)
+	r := newRig(t, func(o *Options) {
+		o.Budget = 2 * mib
+		o.Moving = func(id uint64) { asked <- id }
+	})
+	c := r.client(1)
+	held, loose := put(t, c, mib, 1), put(t, c, mib, 2)
+	r.hold(held)
+	back := r.Back()
+	if len(back) != 2 || back[0].Object != held || back[0].Held != 1 || back[0].Segment == 0 ||
+		back[1].Object != loose || back[1].Held != 0 || back[1].Segment == 0 || back[0].Segment == back[1].Segment {
+		t.Fatalf("got %+v", back)
+	}
+	made := make(chan uint64, 1)
+	go func() { made <- put(t, c, mib, 3) }()
+	id := <-asked // and the head that was asked is gone
+	if at := r.Back(); slices.ContainsFunc(at, func(o wire.ObjectAt) bool { return o.Object == id && o.Segment != 0 }) {
+		t.Errorf("the next head is told where an object lies that is on its way: %+v", at)
+	}
+	r.AskAgain()
+	if again := <-asked; again != id {
+		t.Errorf("asked for %x, then for %x", id, again)
+	}
+	r.Objects(&wire.Objects{Moved: []uint64{id}})
+	<-made
+	r.AskAgain() // nothing waits any more
+	select {
+	case id := <-asked:
+		t.Errorf("asked for %x once more", id)
+	default:
+	}
+}
