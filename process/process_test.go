@@ -298,9 +298,16 @@ func TestWatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	child.Signal(syscall.SIGKILL)
+	if err := w.Signal(syscall.SIGKILL); err != nil {
+		t.Error(err)
+	}
 	f.wait(w.Done())
 	f.wait(child.Done())
+	for range 3 { // nothing any more
+		if err := w.Signal(syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	}
 	if _, err := NewWatch(child.Pid()); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("got %v", err)
 	}
