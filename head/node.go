@@ -343,6 +343,7 @@ func (n *node) lose(why *spec.Error) {
 				h.lostLocked(w, why, &b)
 			}
 		}
+		h.settleSoonLocked() // it is not waited for, nor are workers that went before it
 		h.announceLocked()
 	}
 	h.mu.Unlock()
