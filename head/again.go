@@ -45,6 +45,14 @@ func (p *pending) legAgain(c *call.Call, leg int) (wire.Value, wire.Flags) {
 // sendAgainLocked sends a leg to the process that took its rank's place.
 func (h *Head) sendAgainLocked(c *call.Call, leg int, p *pending, b *batch) {
 	w := p.cluster.workers[c.Legs[leg].Worker.Rank]
+	err := p.complete(c) // a head before this one may have sent it
+	if c.Paired != nil {
+		_, err = p.pairedPart(c, leg)
+	}
+	if err != nil {
+		h.ordersLocked(h.table.Refuse(c, err), b)
+		return
+	}
 	v, flags := p.legAgain(c, leg)
 	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
 	h.lentLocked(lease.Worker(w.Number), v.Bufs)

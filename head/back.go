@@ -165,7 +165,9 @@ func (c *callerConn) knownLocked(f *wire.Frame, payload []byte, b *batch) bool {
 	h := c.h
 	known := h.table.FindCaller(c.number, f.ID)
 	if known == nil {
-		return c.had[f.ID] // it was answered, and the answer is on its way again
+		// One that was asked for again, or that was answered while its caller came
+		// back, has its answer on the way. Only then is it new: it never got here.
+		return c.had == nil || c.had[f.ID]
 	}
 	p := known.Data.(*pending)
 	if !known.Bare() || p.put {

@@ -30,7 +30,7 @@ type caller struct {
 
 	bytes   int // of arguments of its unanswered calls
 	answers keeping
-	had     map[uint64]bool // calls whose answers it was sent again, until it has sent its own
+	had     map[uint64]bool // calls that were answered and that it may send again, while it is coming back
 	puts    []*call.Call    // answers that it gave back, as long
 	comeback
 	draining bool // early is being handled; what comes is put behind

@@ -236,6 +236,9 @@ func (c *caller) failLocked(id uint64, e *spec.Error, b *batch) {
 // answerLocked queues an Answer and keeps it.
 func (c *caller) answerLocked(of *call.Call, hd wire.Header, body []byte, bufs []wire.Buf, b *batch) {
 	c.answers.add(of, hd, body, bufs)
+	if c.had != nil {
+		c.had[hd.ID] = true
+	}
 	if to := c.holder(); to != 0 {
 		c.h.sentLocked(to, bufs)
 	}
@@ -285,11 +288,16 @@ func (c *caller) wait(slow port) {
 	c.h.throttled--
 }
 
-// ordersLocked carries out what the table decided, in order.
+// ordersLocked carries out what the table decided, in order. What an order leads to
+// comes after all that were given with it.
 func (h *Head) ordersLocked(ops []call.Op, b *batch) {
-	// An order can lead to further ones; the table's slice is then no longer ours.
-	ops = append([]call.Op(nil), ops...)
-	for _, op := range ops {
+	h.todo = append(h.todo, ops...)
+	if h.ordering {
+		return
+	}
+	h.ordering = true
+	for i := 0; i < len(h.todo); i++ {
+		op := h.todo[i]
 		p := op.Call.Data.(*pending)
 		switch op.Do {
 		case call.Send:
@@ -317,6 +325,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 			h.leases.End(lease.Call(uint64(op.Call.ID)))
 		}
 	}
+	clear(h.todo)
+	h.todo, h.ordering = h.todo[:0], false
 	if h.throttled > 0 {
 		h.free.Broadcast()
 	}

@@ -18,6 +18,7 @@ type recovery struct {
 	restarts int
 	under    []*restart         // under way
 	begun    map[int]*beginning // by rank, the initialize that made it what it is
+	lost     []uint64           // origins of calls that are not to be run again: see lost.go
 }
 
 // restart brings back ranks of a cluster, from the death of one until they are
@@ -72,6 +73,7 @@ func (h *Head) restartLocked(w *worker, about *spec.Error, b *batch) bool {
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	cl.under = append(cl.under, r)
+	h.loseCallsLocked(cl, down)
 	h.ordersLocked(h.table.WorkersDown(down, about), b)
 	h.sayLocked(cl, fmt.Sprintf("rank %d died (%s); restarting %s, %s", w.Rank, shortly(about), what, cl.used(count)))
 	h.serving.Go(func() { h.restart(r, wait) })

@@ -85,6 +85,8 @@ type Head struct {
 
 	mu         sync.Mutex
 	table      *call.Table
+	todo       []call.Op // orders that are being carried out
+	ordering   bool
 	leases     lease.Table
 	objects    []lease.Object // of the frame at hand
 	touched    []*node        // whose stores are to be told something

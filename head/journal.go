@@ -86,7 +86,7 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 	}
 	note := &journal.Cluster{
 		Number: cl.Number, Spec: cl.spec, Pool: cl.pool.ID, Origin: cl.origin, Description: cl.desc, Ranks: cl.ranks,
-		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port, Up: cl.up, Stopping: cl.stopping, Restarts: cl.budget.noted(),
+		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port, Up: cl.up, Stopping: cl.stopping, Restarts: cl.budget.noted(), Lost: cl.lost,
 	}
 	if cl.owner != nil {
 		note.Owner = cl.owner.number

@@ -41,6 +41,7 @@ func (l *line) beginLocked(p port, conn *wire.Conn, back bool) lineEnd {
 	end := lineEnd{port: p, conn: conn, gen: l.gen, back: back}
 	if !back {
 		l.port, l.conn = p, conn
+		l.hereLocked()
 	}
 	return end
 }

@@ -137,7 +137,7 @@ func (h *Head) sendRestLocked(c *call.Call, leg int, p *pending, b *batch) {
 
 // complete puts the arguments of a call together that were sent again.
 func (p *pending) complete(c *call.Call) *spec.Error {
-	if len(c.Futures) == 0 || p.spliced {
+	if len(c.Futures) == 0 || p.spliced || c.Paired != nil {
 		return nil
 	}
 	if p.uncertain {

@@ -131,6 +131,7 @@ func (h *Head) restoreCluster(kept *journal.Cluster) error {
 	cl.master = placement.Master{Addr: kept.MasterAddr, Port: kept.MasterPort}
 	cl.up, cl.stopping = kept.Up && !kept.Stopping, kept.Stopping
 	cl.budget.note(kept.Restarts)
+	cl.lost = kept.Lost
 	for i, place := range plan.Workers {
 		k := &kept.Workers[i]
 		w := &worker{h: h, cluster: cl, node: h.nodes[p.Nodes[place.Node].Index], place: place, state: k.State, pid: k.Pid}
@@ -418,13 +419,17 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	if refused == nil && len(p.waits) > 0 {
 		h.pairLocked(p, p.cluster.ranks)
 	}
+	var req call.Request
+	if refused == nil {
+		req = h.requestOf(c, f.ID, &rt, p)
+		refused = p.cluster.lostCall(&req)
+	}
 	if refused != nil {
-		c.failLocked(f.ID, refused, b)
+		c.refuseAgainLocked(f.ID, refused, b)
 		return
 	}
 	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
-	req := h.requestOf(c, f.ID, &rt, p)
 	p.uncertain = together.Known(req.Origin()) && len(p.waits) > 0 && p.paired == nil && p.pairs()
 	req.Leased = wire.HasRefs(f.Bufs)
 	made := together.Call(req)

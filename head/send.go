@@ -14,6 +14,7 @@ func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
 			h.ordersLocked(h.table.Refuse(c, err), b)
 			return
 		}
+		p.spliced = true
 		if err := p.prepare(p.cluster.ranks, c.Ranks); err != nil {
 			h.ordersLocked(h.table.Refuse(c, err), b)
 			return

@@ -52,10 +52,17 @@ func (h *Head) admitWorker(hello wire.Hello, p port, w wire.Welcome) (peer, wire
 		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of worker %d of this session", hello.Worker)
 	}
 	switch {
-	case wk.gen > 0 && hello.Back == 0:
+	case wk.gen > 0 && hello.Back == 0 && wk.state != "starting": // else it was cut off before it was welcome
 		return nil, w, spec.Errorf(spec.CodeInvalid, "%s has a call connection already", wk.Name)
 	case hello.Back != 0 && (wk.state == "stopping" || wk.state == "dead" || wk.failed != nil):
 		return nil, w, spec.Errorf(spec.CodeWorkerDied, "%s is not waited for any more", wk.Name)
+	}
+	if hello.Back != 0 && wk.try == nil { // the end of the last connection may not have been noticed
+		h.table.WorkerDying(&wk.Worker)
+	}
+	if hello.Back == 0 {
+		wk.closed = false
+		h.table.Returned(&wk.Worker, 0) // nothing was sent to it
 	}
 	conn := &workerConn{worker: wk, lineEnd: wk.beginLocked(p, nil, hello.Back != 0)}
 	h.storesOf(&w, wk.holder(), wk.node.index)

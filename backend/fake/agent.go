@@ -263,7 +263,7 @@ func (a *Agent) goBack(conn *wire.Conn) {
 	}
 	a.mu.Unlock()
 	for _, w := range relayed {
-		w.open(1)
+		w.open()
 	}
 	conn.Flush()
 }
@@ -285,7 +285,7 @@ func (a *Agent) reopen(w *Worker) {
 	a.links[w.peer] = w
 	conn.Queue(wire.Header{Kind: wire.KindClose, Peer: old}, nil, []byte{0xc0}, nil)
 	a.mu.Unlock()
-	w.open(1)
+	w.open()
 	conn.Flush()
 }
 
@@ -456,7 +456,7 @@ func (a *Agent) start(req *wire.Start) *wire.Empty {
 		}
 		a.mu.Unlock()
 		if a.join.Relay {
-			w.open(0)
+			w.open()
 		} else {
 			go w.run()
 		}

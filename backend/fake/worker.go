@@ -31,6 +31,7 @@ type Worker struct {
 	kept     []*Leg     // not released yet, oldest first
 	received uint32     // legs, ever
 	last     uint64     // the call of the last one
+	begun    bool
 	ready    *wire.Ready
 	gone     bool
 	hung     bool // it hung up by itself
@@ -42,9 +43,15 @@ func (w *Worker) Pid() int { return firstPid + int(w.Number) }
 // Node is the name of the node it is on.
 func (w *Worker) Node() string { return w.agent.join.Name }
 
-// open begins a relayed worker: a hello on a link of its own. One that is back
-// tells the rest when it is welcome.
-func (w *Worker) open(back uint32) {
+// open begins a relayed worker, or goes on with it: a hello on a link of its own.
+// One that is back tells the rest when it is welcome.
+func (w *Worker) open() {
+	back := uint32(0)
+	w.mu.Lock()
+	if w.begun {
+		back = 1
+	}
+	w.mu.Unlock()
 	hello := wire.Hello{
 		Magic: "muster", Version: wire.Version, Release: wire.Release,
 		Role: wire.RoleWorker, Token: w.Token, Worker: w.Number, Pid: w.Pid(), Back: back,
@@ -60,9 +67,6 @@ func (w *Worker) open(back uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	conn.Queue(wire.Header{Kind: wire.KindOpen, Peer: w.peer}, nil, body, nil)
-	if back == 0 {
-		w.conn = conn
-	}
 }
 
 // run is the life of a worker with a connection of its own, and of others when
@@ -137,7 +141,7 @@ func (w *Worker) dial(back uint32) (*wire.Conn, error) {
 		over := w.gone || w.hung
 		w.mu.Unlock()
 		var told *spec.Error
-		if back == 0 || over || errors.As(err, &told) || !w.agent.pause() {
+		if over || errors.As(err, &told) || !w.agent.pause() {
 			return nil, err
 		}
 	}
@@ -215,11 +219,12 @@ func (w *Worker) handle(f *wire.Frame) {
 		}
 		conn := w.agent.current()
 		w.mu.Lock()
-		first := w.conn != nil
+		first := !w.begun
+		w.begun = true
 		if !first && conn != nil {
 			w.tellBack(conn)
-			w.conn = conn
 		}
+		w.conn = conn
 		w.mu.Unlock()
 		if first {
 			w.begin()
