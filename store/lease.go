@@ -192,6 +192,7 @@ func (l *ledger) hold(id uint64) {
 func (l *ledger) drop(id uint64) {
 	if o := l.objects[id]; o != nil {
 		o.held, o.released = false, true
+		clear(o.lent) // nobody knows of it; a head that was killed may not have told the end of each
 		l.rest(o)
 	}
 }

@@ -43,6 +43,12 @@ func TestWriteSealOpenClose(t *testing.T) {
 	r.until("the object to be freed", func(s *wire.StoreStatus) bool { return len(s.Objects) == 0 && s.Used == 0 && s.Pooled == 320*kib })
 	_, err := reader.Open(id)
 	wantError(t, err, spec.CodeNotFound, "node 3", "released")
+
+	// What a head lent that was killed before it could tell the end of it.
+	id = put(t, maker, kib, 7)
+	r.Objects(&wire.Objects{Hold: []uint64{id}, Lent: []wire.Lent{{Object: id, Holder: 9, Count: 1}}})
+	r.drop(id)
+	r.until("the object to be freed", func(s *wire.StoreStatus) bool { return len(s.Objects) == 0 })
 }
 
 // The next object of about that size lies in the same pages, for the one who

@@ -61,6 +61,7 @@ class Loop:
         self._muted: set[int] = set()  # calls whose value nobody wants
         self._outbox: deque[memoryview] = deque()
         self._exit: SystemExit | None = None
+        self._closing = False
         host.board.own_code.add(Loop._inline.__code__)
 
     def run(self) -> None:
@@ -175,6 +176,8 @@ class Loop:
             self._leave(end)
             return
         except asyncio.CancelledError as caught:
+            if self._closing and call not in self._asked:
+                return  # with the process, whose end is what its caller is to hear of
             error = Interrupted() if call in self._asked else caught
         except BaseException as caught:
             error = caught
@@ -327,6 +330,7 @@ class Loop:
 
     def _close(self) -> None:
         """Let coroutines run their ``finally`` blocks, for a while."""
+        self._closing = True
         self._loop.remove_reader(self._sock)
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:

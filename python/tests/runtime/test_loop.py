@@ -89,6 +89,8 @@ def test_system_exit_in_a_coroutine(worker: Worker) -> None:
     worker.calls.leg(2, "leave", 19)
     assert worker.exit() == 19
     assert worker.output() == "cleaned up\n"
+    with pytest.raises(EOFError):  # its end is what both callers hear of, not a CancelledError
+        worker.calls.read()
 
 
 def test_sigterm_lets_coroutines_clean_up(worker: Worker) -> None:
