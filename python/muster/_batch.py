@@ -42,7 +42,7 @@ class Batch:
 
     _parts: list[Part] | None  # None: released
     _one: _legs.One | None  # what it is, if it is so simple; parts are then made when needed
-    _came: tuple[Any, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
+    _came: tuple[bytes, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
 
     def __init__(
         self, columns: Mapping[str, Any] | None = None, meta: Mapping[Any, Any] | None = None
@@ -458,10 +458,9 @@ class Batch:
 
     def _encode(self, bufs: list[Any], pickle: str = "on") -> bytes:
         """The payload of its extension; appends its buffers to bufs."""
-        came = self._came
-        if came is not None and len(_metas.distinct(self._metas)) == len(self._metas):
-            bufs += came[1]
-            return bytes(came[0])
+        came = self._as_it_came(bufs)
+        if came is not None:
+            return came
         self._parts = parts = _parts.stored(self._live(), pickle)
         numbers: dict[int, int] = {}
         for part in parts:
@@ -478,6 +477,15 @@ class Batch:
         handle = Handle(self._rows, named, self._cut, metas)
         return _rows.pack(handle, lambda block: numbers[id(block)])
 
+    def _as_it_came(self, bufs: list[Any]) -> bytes | None:
+        """As `_encode`, if nothing has changed since it came from somewhere else."""
+        came, metas = self._came, self._metas
+        if came is None or (len(metas) > 1 and len(_metas.distinct(metas)) < len(metas)):
+            return None
+        bufs += came[1]
+        payload: bytes = came[0]
+        return payload
+
     @staticmethod
     def _decode(payload: Any, bufs: Sequence[Any]) -> Batch:
         """The batch of a payload and its own buffers. Opens none of its objects."""
@@ -485,8 +493,9 @@ class Batch:
         if type(fields) is list and len(fields) == 4:
             one = _legs.one_of(fields, bufs)
             if one is not None:
-                made = Batch._of(fields[0], [], None, ())
-                made._one, made._came = one, (payload, bufs)
+                made = Batch.__new__(Batch)  # as in _of
+                made._rows, made._parts, made._cut, made._cache = fields[0], [], None, {}
+                made._metas, made._one, made._came = [], one, (bytes(payload), bufs)
                 return made
         rows, named, cut, told = _rows.checked(fields, len(bufs))
         objects = len(bufs)
@@ -503,7 +512,7 @@ class Batch:
             objects += n
         made = Batch._of(rows, parts, cut, metas)
         if _wire.Reference not in map(type, bufs):
-            made._came = payload, bufs
+            made._came = bytes(payload), bufs
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -33,6 +33,7 @@ _SMALL = 4 << 10  # with more than that, buffers from here on go too
 
 _ONE_RELEASED = b"\x92\xa7release\x81\xa7objects\x91\x92\xcf"  # as release() packs it
 
+_new = tuple.__new__
 _Bytes = Any  # numpy.ndarray of bytes
 
 
@@ -456,7 +457,7 @@ def name(
             account.lines.append(line)
             account.count += 1
         segment = account.segment if new and account.segment < _TOLD else 0
-        named.append(_wire.Reference(right.object, buf.offset, buf.nbytes, new, segment))
+        named.append(_new(_wire.Reference, (account.object, buf.offset, buf.nbytes, new, segment)))
     return named
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -105,6 +106,10 @@ def encode_payload(
             return _pack_plain([[*args], kwargs])
         except OverflowError:
             pass
+    if len(args) == 1 and not kwargs and type(args[0]).__name__ == "Batch":
+        passed = _passed_on(args[0], bufs)
+        if passed is not None:
+            return passed
     encoder = _Encoder(bufs, pickle)
     parts = [b"\x92", _head(0x90, 0xDC, len(args))]
     parts += [encoder.whole(f"argument {i}", arg, True) for i, arg in enumerate(args)]
@@ -113,6 +118,19 @@ def encode_payload(
         parts.append(_pack(name))
         parts.append(encoder.whole(f"argument {name!r}", arg, True))
     return b"".join(parts)
+
+
+def _passed_on(batch: Any, bufs: list[Any]) -> bytes | None:
+    """The payload of a batch alone that goes as it came; None for all else."""
+    batches = sys.modules.get("muster._batch")
+    if batches is None or type(batch) is not getattr(batches, "Batch", None):
+        return None
+    first = len(bufs)
+    handle = batch._as_it_came(bufs)
+    if handle is None:
+        return None
+    value = _new(_ExtType, (BATCH, _FIRST_COUNT.pack(first, len(bufs) - first) + handle))
+    return _pack_plain([[value], {}])
 
 
 def marked(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -418,6 +436,13 @@ def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
         raise ProtocolError(f"a value cannot be decoded: {type(error).__name__}: {error}") from None
 
 
+@lru_cache(maxsize=1)
+def _batch_class() -> Any:
+    from ._batch import Batch
+
+    return Batch
+
+
 def _extension(code: int, data: bytes) -> Any:
     return _Decoder(()).extension(code, data)
 
@@ -440,7 +465,10 @@ class _Decoder:
 
     def extension(self, code: int, data: bytes) -> Any:
         if code == BATCH:
-            return self.batch(data)
+            first, count = _FIRST_COUNT.unpack_from(data)
+            if first + count > len(self.bufs):
+                raise self.beyond(first, count)
+            return _batch_class()._decode(data[8:], self.bufs[first : first + count])
         if code < 16:
             return self.nesting(code, data)
         if code >= 32:
@@ -486,15 +514,6 @@ class _Decoder:
         if not isinstance(value, kind):
             raise ProtocolError(f"an extension holds a {type(value).__name__}, expected a list")
         return value
-
-    def batch(self, data: bytes) -> Any:
-        first, count = _FIRST_COUNT.unpack_from(data)
-        if first + count > len(self.bufs):
-            raise self.beyond(first, count)
-        batches: Any = sys.modules.get("muster._batch")
-        if batches is None:
-            from . import _batch as batches
-        return batches.Batch._decode(data[8:], self.bufs[first : first + count])
 
     def beyond(self, first: int, count: int) -> ProtocolError:
         return ProtocolError(

@@ -156,13 +156,15 @@ def pack_frame(
     entries: list[int] = []
     for buf in bufs:
         if type(buf) is Reference:
-            view = memoryview(_REFERENCE.pack(*buf[:3], _NEW if buf.new else 0, buf.segment))
+            object, offset, length, new, segment = buf
+            views.append(_REFERENCE.pack(object, offset, length, _NEW if new else 0, segment))
             entries.append(_REFERENCE_ENTRY)
+            size += _REFERENCE.size
         else:
             view = memoryview(buf)
             entries.append(view.nbytes)
-        size += view.nbytes
-        views.append(view)
+            size += view.nbytes
+            views.append(view)
     size += 8 * len(entries)
     if size > MAX_FRAME:
         raise _too_large(size)
@@ -171,7 +173,7 @@ def pack_frame(
     if size <= _JOIN:
         return [b"".join((head, table, body, *views))]
     start = [head + table + body] if len(body) <= _JOIN else [head + table, body]
-    return start + [view for view in views if view.nbytes]
+    return start + [view for view in views if type(view) is bytes or view.nbytes]
 
 
 def send_frame(

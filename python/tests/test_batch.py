@@ -368,6 +368,23 @@ def test_written_once(placed: Placed) -> None:
     assert batch["x"].max() == 0  # frozen
 
 
+def test_what_came_goes_on_as_it_came_until_it_is_changed() -> None:
+    bufs: list[Any] = []
+    payload = Batch({"x": np.arange(4), "t": ["a"] * 4}, meta={"step": 1})._encode(bufs)
+    came = Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    again: list[Any] = []
+    assert came["x"][1] == 1 and came._encode(again) == payload
+    assert list(map(bytes, again)) == list(map(bytes, bufs))
+    assert came[1:3]._encode([]) != payload and came._encode([]) == payload
+    came.meta["step"] = 2
+    changed: list[Any] = []
+    last = Batch._decode(came._encode(changed), [bytes(buf) for buf in changed])
+    assert last.meta == {"step": 2} and last["t"] == ["a"] * 4
+    came.release()
+    with pytest.raises(ReleasedError):
+        came._encode([])
+
+
 def test_only_what_is_used_is_written(placed: Placed) -> None:
     batch = Batch({"x": np.zeros((1000, 100)), "y": list(range(1000))})
     few = batch[[5, 5, 7]]
