@@ -155,7 +155,7 @@ class Comeback:
                 except OSError:  # it went as it had come
                     sleep(_PAUSE)
             if story := self.way.story():
-                seconds = monotonic() - began
+                seconds = max(0.1, monotonic() - began)
                 self.say(f"muster: {story} after {seconds:.1f} s, nothing was lost")
         except Stopped:
             pass

@@ -84,10 +84,11 @@ class Session:
 
     def stop_cluster(self, number: int) -> None:
         """Stop a cluster; its processes are gone and its output is written on return."""
+        dials = 0 if self.events is None else self.events.dials
         stopped = self.connection.request("cluster.stop", {"number": number, "name": ""})
         self.clusters.discard(number)
         if self.events is not None:
-            self.events.wait_for(stopped.get("mark", 0), _DRAIN_PATIENCE)
+            self.events.wait_for(stopped.get("mark", 0), _DRAIN_PATIENCE, dials)
 
     def abort(self) -> None:
         """End from inside a signal handler: no lock is taken, so nothing can be sent."""

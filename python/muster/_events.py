@@ -24,7 +24,7 @@ from ._environment import head_grace
 _PLAIN_EVERY = 2.0
 _ERASE = "\r\x1b[2K"
 #: Seconds between two attempts to find the head again.
-_PAUSE = 0.05
+_PAUSE = 0.02
 
 
 class Events:
@@ -34,6 +34,7 @@ class Events:
         self._address = address
         self._token = token
         self._stream, self._epoch = self._dial()
+        self.dials = 1  # connections so far
         self._over = False  # no more is to be expected
         self._screen = Screen()
         self._logs = logs
@@ -90,8 +91,11 @@ class Events:
                 continue
             self._stream.sock.close()
             self._stream = stream
-            if epoch != self._epoch:  # another head, which counts its marks anew
-                self._epoch, self._mark = epoch, 0
+            with self._marked:
+                if epoch != self._epoch:  # another head, which counts its marks anew
+                    self._epoch, self._mark = epoch, 0
+                self.dials += 1
+                self._marked.notify_all()
             return True
         return False
 
@@ -119,10 +123,11 @@ class Events:
         finally:
             self._screen.allow_live(-1)
 
-    def wait_for(self, mark: int, timeout: float) -> None:
-        """Wait until everything that the head sent before ``mark`` has been written."""
+    def wait_for(self, mark: int, timeout: float, dials: int) -> None:
+        """Wait until everything that the head sent before ``mark`` has been written. ``dials`` is
+        of before the mark was asked for: a connection that came after may never see it."""
         with self._marked:
-            self._marked.wait_for(lambda: self._mark >= mark, timeout)
+            self._marked.wait_for(lambda: self._mark >= mark or self.dials != dials, timeout)
 
     def join(self, timeout: float) -> None:
         """Wait until the head has sent everything and hung up; hang up ourselves after that."""
