@@ -1,4 +1,4 @@
-"""A head is killed while a cluster restarts its ranks: the next one goes on with that."""
+"""A head is killed when others are, too: the next one goes on with what there was to do."""
 
 from __future__ import annotations
 
@@ -49,3 +49,22 @@ def test_restarts_outlive_a_head(tmp_path: Path, how: str, virtual: str) -> None
         kill_head()  # while it is restarted
         assert c.sums(timeout=30) == [1e6] * 3
         assert c.execute_all_sync("pid")[1] not in (first[1], second[1])
+
+
+@pytest.mark.chaos
+def test_a_node_that_was_lost_is_not_waited_for(tmp_path: Path) -> None:
+    with (
+        session("2x2"),
+        pool(2, 2) as rm,
+        cluster(Mortal, rm, name="here", device_mapping="0-1") as here,
+        cluster(Mortal, rm, name="there", device_mapping="2-3") as there,
+    ):
+        here.initialize(str(tmp_path))
+        agent, _ = below(os.getpid())[there.workers[0].pid]  # its parent
+        os.kill(agent, signal.SIGKILL)
+        with pytest.raises(muster.NodeLostError, match="node-1"):
+            there.step(timeout=30)
+        kill_head()
+        assert here.step(timeout=10) == [0, 1]
+        with pytest.raises(muster.NodeLostError, match="node-1"):
+            there.sums(timeout=10)
