@@ -233,6 +233,7 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 	}
 	if h.resuming != nil && h.resuming.waits[w.worker] {
 		w.comeback = comeback{said: true}
+		h.table.Returned(&w.Worker, m.Received) // nothing was sent to it yet
 		h.resuming.legs[w.worker] = &m
 		h.resuming.objects[w.holder()] = m.Objects
 		return nil
