@@ -1,0 +1,82 @@
+"""The head is killed while large batches lie in stores, are on their way, and are held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import muster
+from muster import Batch, Broadcast
+from restart_test import IN_TIME, NODES, kill_head
+from running import cluster, eventually, pool, session
+from stages import MIB, Stage, objects
+
+pytestmark = pytest.mark.chaos
+
+
+def numbers(seed: int, size: int = 64 * MIB) -> np.ndarray:
+    """So many bytes, in rows of 8 KiB."""
+    rows = size // 8192
+    made = np.arange(rows * 1024, dtype=np.int64).reshape(rows, 1024)
+    made += seed
+    return made
+
+
+@NODES
+def test_batches_stay(virtual: str, tmp_path: Path) -> None:
+    """Held here, held in workers, in a call that runs, in one that waits, in an answer."""
+    with (
+        session(virtual),
+        pool(2, 2) as rm,
+        cluster(Stage, rm, name="a", device_mapping="0-1") as a,
+        cluster(Stage, rm, name="b", device_mapping="2-3") as b,
+    ):
+        here = Batch({"x": numbers(1)})
+        made = a.double(here)  # lies where it was made; here is a handle of it
+        b.keep(Batch({"x": numbers(2)}))
+        running = b.slow(
+            Batch({"x": numbers(3)}),
+            Broadcast([IN_TIME]),
+            Broadcast([str(tmp_path)]),
+            blocking=False,
+        )
+        answered = a.double(Batch({"x": numbers(4)}), blocking=False)
+        waiting = a.double(running, blocking=False)
+        assert eventually((tmp_path / "begun-b-0").exists, IN_TIME)
+        assert eventually(answered.done, IN_TIME)
+        kill_head()
+        del here
+        (tmp_path / "go").touch()
+        assert np.array_equal(made["x"], numbers(1) * 2)
+        assert np.array_equal(muster.get(answered, IN_TIME)["x"], numbers(4) * 2)
+        assert np.array_equal(muster.get(running, IN_TIME)["x"], numbers(3))
+        assert np.array_equal(muster.get(waiting, IN_TIME)["x"], numbers(3) * 2)
+        half = 64 * MIB // 8192 // 2
+        assert b.sums(timeout=IN_TIME) == [
+            [int(numbers(2)[:half].sum())],
+            [int(numbers(2)[half:].sum())],
+        ]
+        kill_head()
+        assert np.array_equal(
+            muster.get(a.double(made, blocking=False), IN_TIME)["x"], numbers(1) * 4
+        )
+        b.let_go(timeout=IN_TIME)
+        del made, running, waiting, answered
+        assert eventually(lambda: objects() == [], IN_TIME), objects()
+
+
+def test_batches_that_are_made_while_there_is_no_head(tmp_path: Path) -> None:
+    with (
+        session("2x2"),
+        pool(2, 2) as rm,
+        cluster(Stage, rm, name="a", device_mapping="0-3") as a,
+    ):
+        for n in range(3):
+            kill_head()
+            refs = [a.double(Batch({"x": numbers(k, 8 * MIB)}), blocking=False) for k in range(3)]
+            for k, ref in enumerate(refs):
+                assert np.array_equal(muster.get(ref, IN_TIME)["x"], numbers(k, 8 * MIB) * 2), n
+            del refs, ref
+        assert eventually(lambda: objects() == [], IN_TIME), objects()
