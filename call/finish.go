@@ -185,7 +185,7 @@ func (t *Table) depReady(d, dep *Call, err *spec.Error) {
 			break
 		}
 	}
-	if err != nil && (d.State == Sending || d.State == Running) { // running: only a head before this one may have sent it
+	if err != nil && (d.State == Sending || d.State == Running && d.blocked()) { // which a head before this one may have sent
 		t.fail(d, err)
 		t.endDown(d, err)
 		return

@@ -69,6 +69,7 @@ type Cluster struct {
 	Up          bool             `msg:"up"`       // every worker was ready; else its start was under way
 	Stopping    bool             `msg:"stopping"` // its end was asked for
 	Restarts    []float64        `msg:"restarts"` // when ranks were started again, unix seconds
+	Lost        []uint64         `msg:"lost"`     // origins of calls that went with processes that were replaced
 }
 
 // Worker is one rank of a Cluster.

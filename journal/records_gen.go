@@ -338,9 +338,9 @@ func (z *Caller) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 13
+	// map header, size 14
 	// string "number"
-	o = append(o, 0x8d, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x8e, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "spec"
 	o = append(o, 0xa4, 0x73, 0x70, 0x65, 0x63)
@@ -402,6 +402,12 @@ func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Restarts)))
 	for za0003 := range z.Restarts {
 		o = msgp.AppendFloat64(o, z.Restarts[za0003])
+	}
+	// string "lost"
+	o = append(o, 0xa4, 0x6c, 0x6f, 0x73, 0x74)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Lost)))
+	for za0004 := range z.Lost {
+		o = msgp.AppendUint64(o, z.Lost[za0004])
 	}
 	return
 }
@@ -541,6 +547,25 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "lost":
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Lost")
+				return
+			}
+			if cap(z.Lost) >= int(zb0005) {
+				z.Lost = (z.Lost)[:zb0005]
+			} else {
+				z.Lost = make([]uint64, zb0005)
+			}
+			for za0004 := range z.Lost {
+				z.Lost[za0004], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lost", za0004)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -563,7 +588,7 @@ func (z *Cluster) Msgsize() (s int) {
 	for za0002 := range z.Ranks {
 		s += z.Ranks[za0002].Msgsize()
 	}
-	s += 12 + msgp.StringPrefixSize + len(z.MasterAddr) + 12 + msgp.IntSize + 3 + msgp.BoolSize + 9 + msgp.BoolSize + 9 + msgp.ArrayHeaderSize + (len(z.Restarts) * (msgp.Float64Size))
+	s += 12 + msgp.StringPrefixSize + len(z.MasterAddr) + 12 + msgp.IntSize + 3 + msgp.BoolSize + 9 + msgp.BoolSize + 9 + msgp.ArrayHeaderSize + (len(z.Restarts) * (msgp.Float64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lost) * (msgp.Uint64Size))
 	return
 }
 
