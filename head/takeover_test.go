@@ -124,7 +124,11 @@ func (c *crashes) fail(err error) {
 	}()
 }
 
+// dial fails for good when the last head has ended in order.
 func (c *crashes) dial() (*wire.Conn, error) {
+	if _, err := os.Stat(c.options.Dir); err != nil {
+		return nil, spec.Errorf(spec.CodeHeadLost, "%v", err)
+	}
 	return wire.Dial(filepath.Join(c.options.Dir, "head.sock"))
 }
 
@@ -140,13 +144,21 @@ func (c *crashes) end(by *returning) error {
 	c.mu.Lock()
 	c.at = nil
 	c.mu.Unlock()
-	err := by.ask("shutdown", &wire.Empty{}, &wire.Mark{})
-	err = errors.Join(err, by.leave())
+	_ = by.ask("shutdown", &wire.Empty{}, &wire.Mark{}) // the answer to the last word may be lost
+	left := by.leave()
+	if spec.AsError(left).Code == spec.CodeHeadLost {
+		left = nil
+	}
 	close(c.next)
-	c.runs.Wait()
+	ended := make(chan struct{})
+	go func() {
+		c.runs.Wait()
+		close(ended)
+	}()
+	within(c.t, ended, "the last head's end")
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return errors.Join(err, c.err, os.RemoveAll(c.dir))
+	return errors.Join(left, c.err, os.RemoveAll(c.dir))
 }
 
 // runs counts which legs ran, and in which order.
