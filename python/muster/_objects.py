@@ -169,7 +169,7 @@ class Ledger:
     def release(self, first: int, ack: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
         told = self.given_back[:first]
-        if first == 1 and 0 < told[0][1] < 128:
+        if len(told) == 1 and 0 < told[0][1] < 128:
             object, count = told[0]
             notice = b"%b%b%c" % (_ONE_RELEASED, object.to_bytes(8, "big"), count)
             return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, 0, ack) + notice

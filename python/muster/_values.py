@@ -88,7 +88,7 @@ def encode(obj: Any, bufs: list[Any], pickle: str = "on") -> bytes:
     try:
         if _plain(obj):
             return _pack_plain(obj)
-        if type(obj) is list and type(obj[0]) is tuple and len(obj) <= _SHORT:
+        if type(obj) is list and 0 < len(obj) <= _SHORT and type(obj[0]) is tuple:
             data = _pack_tuples(obj)
             if data is not None:
                 return data
