@@ -131,9 +131,13 @@ func runHead(embedded bool, virtual string, which naming) error {
 	}
 	defer place.Close()
 	go session.ClearRemains(ctx, session.HeadGrace(), func(what string) { log.Warn(what) })
+	fault, err := headFault(os.Getenv("MUSTER_FAULT_HEAD"), kept.Epoch())
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	h, err := head.New(head.Options{
 		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
-		Log: log, Journal: kept, Resume: before, Grace: session.HeadGrace(),
+		Log: log, Journal: kept, Resume: before, Grace: graceOf(session.HeadGrace()), Fault: fault,
 		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
 			nodes := 0
 			if virtual {
@@ -191,6 +195,14 @@ func takePlace(which naming, owner int, tell func(error)) (session.Session, *jou
 		tell(fmt.Errorf("%w: all goes on, but if this head ends, no other can take its place", err))
 	}
 	return place, kept, nil, nil
+}
+
+// graceOf is a grace as the head's options have it, where 0 is the default.
+func graceOf(d time.Duration) time.Duration {
+	if d == 0 {
+		return -1
+	}
+	return d
 }
 
 // watchAfter reads MUSTER_WATCHDOG; 0 is the head's own default.

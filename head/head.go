@@ -44,7 +44,7 @@ type Options struct {
 
 	CancelGrace time.Duration // cancel to "still in C"; 5 s
 	ExitWait    time.Duration // a worker's connection ended, its exit is not told; 5 s
-	Grace       time.Duration // for who is cut off to come back, and for a head that is gone; 30 s
+	Grace       time.Duration // for who is cut off to come back, and for a head that is gone; 30 s, below 0: none
 	StopWait    time.Duration // on top of the workers' grace; 10 s
 	TellEvery   time.Duration // how often a wait without news is told again; 2 s
 	WatchAfter  time.Duration // when a collective call can look as if it hangs; 10 s, below 0: never
@@ -57,8 +57,11 @@ func (o *Options) defaults() {
 	if o.ExitWait == 0 {
 		o.ExitWait = 5 * time.Second
 	}
-	if o.Grace == 0 {
+	switch {
+	case o.Grace == 0:
 		o.Grace = 30 * time.Second
+	case o.Grace < 0:
+		o.Grace = 0
 	}
 	if o.StopWait == 0 {
 		o.StopWait = 10 * time.Second
