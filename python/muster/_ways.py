@@ -208,7 +208,12 @@ class Embedded:
         self._restarts.append(now)
 
     def _restart(self, deadline: float) -> _wire.FrameStream:
-        self._start_anew()
+        try:
+            self._start_anew()
+        except _errors.MusterError as error:
+            raise _errors.HeadLostError(
+                f"{self.head.how_ended()}\n\nNo other could be started: {error}"
+            ) from None
         try:
             if self._stopped:
                 self._pair.close()
@@ -249,8 +254,8 @@ class Embedded:
         shutdown = _wire.pack_frame(
             _wire.KIND_REQUEST, 1, _wire.pack(["shutdown", {}]), flags=_wire.FLAG_AGAIN
         )
-        self._start_anew()
         try:
+            self._start_anew()
             stream, _ = self._hello.say(self._pair, seconds)
             _wire.send_parts(stream.sock, [back(0, []), *shutdown, resent()])
         except (OSError, _errors.MusterError):

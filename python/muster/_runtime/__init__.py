@@ -13,7 +13,8 @@ pool      sync classes, ``max_concurrency`` > 1   threads of its own
 ========  ======================================  ===========================
 
 `control` answers the agent from a thread of its own; `calls` holds what the
-three ways share; `describe` reports the class; `mainmodule` stands in for the
+three ways share; `kept` has what was received and answered until the head has no
+more need of it, `wayback` brings it to the next head; `describe` reports the class; `mainmodule` stands in for the
 controller's script; `title` and `linux` speak to the kernel.
 
 It stands on the wire, values, errors and the worker base of this package. Of the
