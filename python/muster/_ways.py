@@ -183,7 +183,9 @@ class Embedded:
             self._count_restart(deadline)
             try:
                 stream = self._restart(deadline)
-            except (_wire.CutError, TimeoutError, ConnectionError):
+            except _errors.HeadLostError:
+                raise
+            except (_wire.CutError, OSError):
                 if not self.head.wait(_EXIT_NOTICE):
                     self.head.kill()
                     self.head.wait(_EXIT_PATIENCE)
