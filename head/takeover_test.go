@@ -116,6 +116,13 @@ func (c *crashes) start() {
 	}()
 }
 
+// crash ends the head of now at its next step.
+func (c *crashes) crash() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.at = []int{len(c.steps)}
+}
+
 func (c *crashes) fail(err error) {
 	go func() { // it may be told under the lock
 		c.mu.Lock()
