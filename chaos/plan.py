@@ -34,7 +34,7 @@ WEIGHTS = {
     ("stop", "warden"): 1,
     ("kill", "zygote"): 2,
     ("stop", "zygote"): 1,
-    ("kill", "head"): 0,
+    ("kill", "head"): 5,
     ("stop", "head"): 3,
     ("stop", "script"): 2,
 }

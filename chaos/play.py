@@ -29,7 +29,7 @@ from chaos import plan as planning
 from chaos.faults import Cast, carry_out
 from chaos.plan import BATCHES, LISTS, Lane, Plan, Step, Team
 from chaos.workers import Async, Sync
-from muster import Batch, Broadcast, Cluster, Ref, ResourceManager, WorkerConfig
+from muster import Batch, Broadcast, Cluster, Ref, ResourceManager, WorkerConfig, _context
 from muster._embedded import find_binary
 
 #: Seconds in which any one call is answered, whatever faults there are, on a busy machine.
@@ -393,6 +393,9 @@ def look_into(round_: Round, hung: list[str]) -> None:
         out.write("\n".join(["hangs in:", *hung, "", ask("status")]) + "\n")
         for team in round_.teams:
             out.write(f"--- muster stacks {team}\n{ask('stacks', team)}\n")
+        session = _context.session()
+        if session is not None and session.head is not None:
+            out.write("\n".join(["--- last lines of the head", *session.head.last_words(), ""]))
         out.write("--- threads of the script\n")
         out.flush()
         faulthandler.dump_traceback(out, all_threads=True)
