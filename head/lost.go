@@ -15,10 +15,7 @@ import (
 // loseCallsLocked writes down which calls these workers have got of which the
 // answers were not read. Idempotent ones may be run again.
 func (h *Head) loseCallsLocked(cl *cluster, workers []*call.Worker) {
-	var known []*call.Call
-	for _, c := range h.table.Open() {
-		known = append(known, c)
-	}
+	known := h.table.Open()
 	for _, c := range h.callers {
 		for _, k := range c.answers.open() {
 			if k.call != nil {

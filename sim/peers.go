@@ -254,8 +254,18 @@ func (h *head) restart(w *worker, why *spec.Error) {
 		}
 	}
 	// Whoever asks for one of these again, of the next head, is to be told the same.
+	known := h.table.Open()
+	for _, c := range h.w.callers {
+		if who := h.callers[c.number]; who != nil {
+			for _, a := range who.kept {
+				if a.call != nil {
+					known = append(known, a.call)
+				}
+			}
+		}
+	}
 	for _, cw := range down {
-		for _, c := range h.table.Open() {
+		for _, c := range known {
 			if leg := c.LegOf(cw); leg >= 0 && c.Legs[leg].Out && !c.Idempotent {
 				h.w.lost[c.Origin()] = why
 			}
