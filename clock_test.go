@@ -17,6 +17,10 @@ var timesOfDay = map[string]string{
 	"session/session.go: time.Parse(": "whether a folder's name is one of ours",
 	"session/session.go: .ModTime(":   "the order in which sessions are listed",
 	"session/remains.go: .ModTime(":   "what nobody holds a lock on any more, and nobody can ask, is cleared after a day",
+	"head/budget.go: .UnixNano(":      "when ranks were restarted, for the next head: a jump makes the budget larger or smaller once",
+	"head/budget.go: time.Unix(":      "the same",
+	"head/journal.go: .UnixNano(":     "since when a session is there, for people and the next head",
+	"head/resume.go: time.Unix(":      "the same",
 	"cli/store.go: .UnixNano(":        "how old an object is, for people",
 	"store/store.go: .UnixNano(":      "since when an object is there, for people",
 }

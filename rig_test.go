@@ -103,7 +103,10 @@ func testClass(info worker.Info) (*worker.Class, error) {
 	c.Method("bytes", func(n int) []byte { return bytes.Repeat([]byte{7}, n) })
 	c.Method("unsendable", func() any { return func() {} })
 	c.Method("stuck", func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
-	c.Method("hang", func() { hangHere() })
+	c.Method("hang", func() {
+		fmt.Println("hanging")
+		hangHere()
+	})
 	c.Method("die", func() { fmt.Println("last words"); os.Exit(23) })
 	c.Method("print", func(text string) { fmt.Println(text) })
 	c.Method("meet", func(ctx context.Context, want int) (int, error) {

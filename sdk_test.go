@@ -217,6 +217,10 @@ func TestKill(t *testing.T) {
 	s := start(t, muster.Options{Virtual: "1x1"})
 	c := s.cluster("c", muster.ClusterConfig{})
 	hang := muster.Go[any](testContext(t), c.Rank(0), "hang")
+	eventually(t, "it hangs", func() (bool, string) {
+		text := s.log.String()
+		return strings.Contains(text, "hanging"), text
+	})
 	hang.Kill()
 	_, err := hang.Get(testContext(t))
 	code(t, err, muster.CodeCancelled)
