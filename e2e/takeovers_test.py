@@ -11,6 +11,7 @@ import pytest
 
 import muster
 from mortal import Mortal
+from muster import Dispatch, register
 from running import below, cluster, eventually, pool, session
 
 
@@ -68,3 +69,40 @@ def test_a_node_that_was_lost_is_not_waited_for(tmp_path: Path) -> None:
         assert here.step(timeout=10) == [0, 1]
         with pytest.raises(muster.NodeLostError, match="node-1"):
             there.sums(timeout=10)
+
+
+class Latecomer(Mortal):
+    """Calls others for the first time while it is not known who is back."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def ask(self, name: str) -> list[int]:
+        self._run("ask")
+        (self.folder / "asking").touch()
+        found: list[int] = muster.get_cluster(name).step()
+        return found
+
+
+@pytest.mark.chaos
+def test_who_comes_first_while_others_come_back(tmp_path: Path) -> None:
+    with (
+        session("2x2"),
+        pool(2, 2) as rm,
+        cluster(Mortal, rm, name="there", device_mapping="2-3") as there,
+        cluster(Latecomer, rm, name="here", device_mapping="0") as here,
+    ):
+        there.initialize(str(tmp_path))
+        here.initialize(str(tmp_path))
+        agent, _ = below(os.getpid())[there.workers[0].pid]
+        (tmp_path / "hold-ask").touch()
+        ref = here.ask("there", blocking=False)
+        assert eventually(lambda: "ask 0" in (tmp_path / "trace").read_text(), 30)
+        os.kill(agent, signal.SIGSTOP)  # the next head waits for it
+        try:
+            kill_head()
+            muster.wait([ref], timeout=0.3)  # which has the script start it
+            (tmp_path / "hold-ask").unlink()
+            assert eventually(lambda: (tmp_path / "asking").exists(), 30)
+            muster.wait([ref], timeout=0.3)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        assert muster.get(ref, timeout=20) == [[0, 1]]

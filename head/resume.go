@@ -325,6 +325,9 @@ func (h *Head) settle() {
 			h.loseLaterLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s on %s did not come back within %v after the head ended", w.Name, w.Node, h.opts.Grace))
 		}
 	}
+	for _, c := range h.callers { // those who came for the first time had to wait as well
+		r.callers[c] = true
+	}
 	callers := slices.SortedFunc(maps.Keys(r.callers), func(a, b *caller) int { return cmp.Compare(a.number, b.number) })
 	h.countObjectsLocked(r)
 	together := h.table.Comeback()
