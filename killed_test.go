@@ -141,6 +141,19 @@ func TestTheHeadIsKilledUnderBatches(t *testing.T) {
 		t.Error(err)
 	}
 	kept.Release()
+	// What is made while there is no head, too.
+	killHead(t)
+	made := samples(t, 6, 40000, nil)
+	first := muster.Go[[]string](ctx, c, "rows", made)
+	rows, err := first.Get(ctx)
+	if err != nil || len(rows) != 6 {
+		t.Error(len(rows), err)
+	}
+	if same, err := muster.Call[[]string](ctx, c, "rows", made); err != nil || !reflect.DeepEqual(same, rows) {
+		t.Error(len(same), err)
+	}
+	made.Release()
+	s.empty(true)
 }
 
 // Another process's session goes through it as well, by dialling.

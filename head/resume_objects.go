@@ -27,13 +27,8 @@ func (h *Head) countObjectsLocked(r *resuming) {
 		if holder == 0 {
 			continue
 		}
-		counts := countsOf(objects)
-		for o := range counts {
-			if !h.leases.Has(o) {
-				delete(counts, o)
-			}
-		}
-		h.leases.Replace(holder, counts)
+		// Also what no store was told to hold: it may have been made since.
+		h.leases.Replace(holder, countsOf(objects))
 		h.leases.Assume(holder)
 	}
 }
