@@ -264,6 +264,13 @@ func (w *Worker) take(cast Leg) {
 
 // release drops the results of legs up to a number, and of calls.
 func (w *Worker) release(through uint32, calls []uint64) {
+	for len(w.kept) > 0 && w.kept[0].done && int32(w.kept[0].seq-through) <= 0 { //nolint:gosec // sequence arithmetic
+		w.kept[0] = nil
+		w.kept = w.kept[1:]
+	}
+	if len(calls) == 0 {
+		return // what is behind one that runs on goes with it
+	}
 	w.kept = slices.DeleteFunc(w.kept, func(l *Leg) bool {
 		return l.done && (int32(l.seq-through) <= 0 || slices.Contains(calls, l.Call)) //nolint:gosec // sequence arithmetic
 	})
