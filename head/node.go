@@ -289,7 +289,15 @@ func (n *nodeConn) gone(err error) {
 	if last {
 		n.node.asker = nil
 	}
+	agent := n.agent
 	h.mu.Unlock()
+	late := func() {
+		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back", n.name, err))
+		agent.Kill()
+	}
+	if last && agent != nil && hungUp(err) {
+		late() // before it sees that its connection ends, and comes back
+	}
 	n.asker.Fail(errAway)
 	links := n.links
 	n.links = nil
@@ -302,24 +310,11 @@ func (n *nodeConn) gone(err error) {
 		who.gone(fmt.Errorf("the connection to the agent of %s ended: %v", n.name, err)) //nolint:errorlint // see above
 	}
 	h.mu.Lock()
-	agent := n.agent
-	if !last || n.lineEnd.gen != n.line.gen || agent == nil {
-		h.mu.Unlock()
-		return
-	}
+	defer h.mu.Unlock()
 	// Its workers may still answer, and it may come back; its process tells of its
 	// end by itself.
-	late := func() {
-		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back", n.name, err))
-		agent.Kill()
-	}
-	if !hungUp(err) {
+	if last && n.lineEnd.gen == n.line.gen && agent != nil && !hungUp(err) {
 		n.awayLocked(h, h.opts.Grace, late)
-		late = nil
-	}
-	h.mu.Unlock()
-	if late != nil {
-		late()
 	}
 }
 
