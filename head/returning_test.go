@@ -27,7 +27,8 @@ type returning struct {
 	number uint32
 	next   uint64
 	read   uint32
-	open   []*outgoing // in the order of sending
+	holds  []wire.Released // what it says that it knows of
+	open   []*outgoing     // in the order of sending
 	said   map[uint64][]wire.Frame
 	left   bool
 	wrong  error
@@ -99,7 +100,7 @@ func (c *returning) sendAll(conn *wire.Conn) {
 		}
 		conn.Queue(wire.Header{Kind: wire.KindNotice}, nil, body, nil)
 	}
-	notify("back", &wire.CallerBack{Answers: c.read, Objects: []wire.Released{}})
+	notify("back", &wire.CallerBack{Answers: c.read, Objects: append([]wire.Released{}, c.holds...)})
 	for _, o := range c.open {
 		for _, id := range o.names {
 			if !slices.ContainsFunc(c.open, func(x *outgoing) bool { return x.ID == id }) {

@@ -31,6 +31,7 @@ type crashes struct {
 
 	mu     sync.Mutex
 	head   *head.Head
+	fault  func(string) // of the head of now
 	epochs int
 	steps  []string      // of all heads, in order
 	at     []int         // steps at which heads end, of those that are to come
@@ -98,6 +99,7 @@ func (c *crashes) start() {
 		h.Crash()
 		c.next <- struct{}{}
 	}
+	c.fault = o.Fault
 	made, err := head.New(o)
 	if err != nil {
 		c.err = errors.Join(c.err, err)
