@@ -6,6 +6,11 @@
 //	accept.go    connections: hello, roles
 //	reader.go    the lanes that read frames of many connections; what leaves them
 //	link.go      ports: a connection of its own, or a link through an agent
+//	line.go      connections that are cut, and followed by others
+//	back.go      what those say who are back; keep.go answers until they are read
+//	resume.go    a head that follows one that was killed; resume_objects.go its leases
+//	journal.go   what is written down for the next
+//	fault.go     ends at chosen steps, for tests
 //	caller.go    controllers: requests, calls, futures, back-pressure
 //	route.go     the bytes of a call: its route, its legs, its joined answer
 //	calls.go     calls come in; the orders of package call, carried out
@@ -27,6 +32,19 @@
 // Small frames are handled where they are read, in a lane: a loop that many
 // connections share, so nothing that is called from it may wait. A frame that takes
 // long, or a caller that must wait, takes its connection out of the lane for a while.
+//
+// A process that is cut off:
+//
+//	who      while it is away                       gone for good
+//	caller   calls go on, answers are kept          it said so (leave), its process ended,
+//	                                                the grace is over: its clusters stop
+//	worker   its cluster's calls are held, its      its agent tells of its exit, the grace
+//	         results are kept by itself             is over: WorkerLost
+//	agent    requests wait, its workers' links      its process ended, the grace is over:
+//	         are cut with it                        its workers are lost
+//
+// Back before that, it says what it has, and only what is missing is sent. Of two
+// connections of one process the later counts; what is read from the other is dropped.
 //
 // One lock, Head.mu, guards all state. Nothing blocks while it is held: frames
 // are queued under it (that is what gives every rank the same order) and flushed
