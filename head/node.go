@@ -28,7 +28,6 @@ type node struct {
 	told   wire.Objects // for its store, while that is put together; empty between
 	ready  bool
 	lost   *spec.Error     // why it is no use any more
-	report *wire.AgentBack // of one that is back, until all are
 }
 
 func newNode(h *Head, index int, name string) *node {
