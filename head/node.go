@@ -23,11 +23,11 @@ type node struct {
 	handle *backend.Handle // of the agent that the head before this one had
 	pid    int             // of the agent
 	line
-	asker  *wire.Asker  // nil while it is away
-	cast   [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
-	told   wire.Objects // for its store, while that is put together; empty between
-	ready  bool
-	lost   *spec.Error     // why it is no use any more
+	asker *wire.Asker  // nil while it is away
+	cast  [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
+	told  wire.Objects // for its store, while that is put together; empty between
+	ready bool
+	lost  *spec.Error // why it is no use any more
 }
 
 func newNode(h *Head, index int, name string) *node {
