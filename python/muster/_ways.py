@@ -93,6 +93,8 @@ class Dial:
             except _errors.LimitError as error:
                 last = str(error)  # it has no room at the moment
             except _errors.MusterError as error:
+                if not self._hello.back:
+                    raise  # it was never there before
                 raise _errors.HeadLostError(
                     f"{self.how_ended()} It did not take this process back: {error}"
                 ) from None
