@@ -184,7 +184,9 @@ class Loop:
         finally:
             self._tasks.pop(call, None)
             self._asked.discard(call)
-        self._end(leg, self._reply(call, name, value, error))
+        reply = self._reply(call, name, value, error)
+        value = error = None  # an error holds this frame, which would hold it and the arguments
+        self._end(leg, reply)
 
     def _inline(
         self, leg: Leg, name: str, method: Callable[..., Any], args: Any, kwargs: Any
@@ -218,7 +220,9 @@ class Loop:
                 self._coroutine(leg, name, lambda: awaitable), name=f"call {call} {name}"
             )
             return
-        self._end(leg, self._reply(call, name, value, error))
+        reply = self._reply(call, name, value, error)
+        value = error = args = kwargs = None
+        self._end(leg, reply)
 
     # --- replies out ---------------------------------------------------------
 

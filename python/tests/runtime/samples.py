@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import os
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -231,6 +233,19 @@ class Async(Worker):
 
     async def fail(self) -> None:
         raise CustomError("in a loop")
+
+    async def fail_with(self, x: Any) -> None:
+        gc.disable()
+        self.seen = weakref.ref(x)
+        raise CustomError("in a loop")
+
+    def fail_inline_with(self, x: Any) -> None:
+        gc.disable()
+        self.seen = weakref.ref(x)
+        raise CustomError("in a loop")
+
+    def forgotten(self) -> bool:
+        return self.seen() is None
 
     async def big(self, n: int) -> Any:
         return np.zeros(n, dtype=np.uint8)

@@ -83,6 +83,13 @@ def test_errors_and_unknown_methods(worker: Worker) -> None:
     assert worker.calls.call(4, "hands_out", 5) == 5
 
 
+@pytest.mark.parametrize("method", ["fail_with", "fail_inline_with"])
+def test_what_failed_is_not_kept(worker: Worker, method: str) -> None:
+    worker.calls.leg(1, method, np.zeros(4))
+    assert worker.calls.result()[1].code == "user"
+    assert worker.calls.call(2, "forgotten"), "without the garbage collector's help"
+
+
 def test_system_exit_in_a_coroutine(worker: Worker) -> None:
     worker.calls.leg(1, "forever")
     assert worker.line() == "forever"
