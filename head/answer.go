@@ -53,7 +53,9 @@ func (h *Head) resultLocked(w *worker, f *wire.Frame, b *batch) error {
 	}
 	if c != nil && c.Ended() {
 		if p := c.Data.(*pending); p.reports != nil {
-			p.layout = p.cluster.adoptLocked(p.reports)
+			if p.layout = p.cluster.adoptLocked(p.reports); p.layout == nil {
+				h.noteClusterLocked(p.cluster)
+			}
 		}
 	}
 	h.ordersLocked(ops, b)

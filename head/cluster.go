@@ -34,6 +34,7 @@ type cluster struct {
 	failed       *spec.Error
 	up           bool
 	stopping     bool
+	noting       bool          // it is written down soon
 	origin       uint64        // of the request that made it
 	ended        chan struct{} // closed when nothing of it is left
 	master       placement.Master

@@ -108,6 +108,23 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 // stateDown is a rank that another process is to take the place of.
 const stateDown = "down"
 
+// noteSoonLocked is for what others could tell the next head too, and what often
+// comes together: the ends of workers.
+func (h *Head) noteSoonLocked(cl *cluster) {
+	if h.opts.Journal == nil || cl.noting {
+		return
+	}
+	cl.noting = true
+	time.AfterFunc(noteWait, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		cl.noting = false
+		h.noteClusterLocked(cl)
+	})
+}
+
+const noteWait = 50 * time.Millisecond
+
 func (h *Head) noteEndLocked(cl *cluster) {
 	h.opts.Journal.Delete(&journal.Cluster{Number: cl.Number}, &journal.Beginning{Cluster: cl.Number})
 }

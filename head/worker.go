@@ -229,7 +229,7 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 		h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
 	}
 	h.endedLocked(lease.Worker(w.Number), w.node.index, b)
-	h.noteClusterLocked(w.cluster)
+	h.noteSoonLocked(w.cluster)
 	h.settleSoonLocked()
 }
 
