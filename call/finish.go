@@ -267,21 +267,25 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 // CallerGone drops what a caller that is gone would have been told.
 func (t *Table) CallerGone(caller uint32) []Op {
 	t.ops = t.ops[:0]
-	for _, c := range t.sorted(func(c *Call) bool { return c.Caller == caller }) {
+	mine := t.sorted(func(c *Call) bool { return c.Caller == caller })
+	for _, c := range mine { // all of those that wait, before anything goes on
+		if c.State == Held {
+			t.unhold(c)
+		}
+	}
+	for _, c := range mine {
 		c.Keep = false
 		t.unwait(c)
 		t.ackLegs(c)
-		if c.State == Sending {
+		switch c.State {
+		case Sending:
 			t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
-			continue
-		}
-		if c.State == Held {
-			t.unhold(c)
+		case Held:
 			t.refuse(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
 			t.release(c.Cluster)
-			continue
+		case Running, Expiring, Cancelling, Answered:
+			t.forget(c)
 		}
-		t.forget(c)
 	}
 	return t.ops
 }
