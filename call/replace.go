@@ -75,7 +75,7 @@ func (t *Table) Replace(workers []*Worker) []Op {
 		for _, c := range slices.Clone(w.out()) {
 			leg := c.LegOf(w)
 			switch {
-			case c.State != Running && c.State != Sending: // its answer is settled
+			case c.acked || c.State != Running && c.State != Sending: // its answer is settled, or for nobody
 				t.legDone(c, leg, Result{Err: c.cancelled("")})
 			case c.ID >= waits:
 				t.takeBack(c, leg)
@@ -134,7 +134,7 @@ func outOn(workers []*Worker) []*Call {
 // process. A rank that has raised in the meantime most likely did because of the
 // death, which is then what to tell.
 func (c *Call) again() bool {
-	return c.Idempotent && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
+	return c.Idempotent && !c.acked && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
 }
 
 // undo takes back what was done of a call that is run again as a whole.
