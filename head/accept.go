@@ -212,7 +212,7 @@ func (h *Head) admitBack(hello wire.Hello, p port, conn *wire.Conn, w wire.Welco
 		}
 	}
 	c := h.callers[hello.Back]
-	if c == nil || c.worker != wk || c.pid != hello.Pid {
+	if c == nil || c.worker != wk || c.pid != hello.Pid || c.late {
 		return nil, w, spec.Errorf(spec.CodeHeadLost, "this head has no controller of number %d and process %d (any more): it was away for too long", hello.Back, hello.Pid)
 	}
 	if c == h.owner {

@@ -14,7 +14,13 @@ import (
 type comeback struct {
 	said  bool         // it has told what it has
 	all   bool         // and sent all that it keeps
-	early []wire.Frame // what it has sent, in order
+	early []earlyFrame // what it has sent, in order
+}
+
+// earlyFrame is a frame that was put aside.
+type earlyFrame struct {
+	wire.Frame
+	from *callerConn // nil for one of a worker's
 }
 
 // takesLocked says whether a frame of a caller is to be handled now. While others
@@ -22,13 +28,15 @@ type comeback struct {
 // not read any more.
 func (c *callerConn) takesLocked(f *wire.Frame, verb string, b *batch) (bool, error) {
 	switch {
-	case c.lineEnd.gen != c.line.gen:
+	case c.lineEnd.gen != c.line.gen, c.late:
 		return false, errReplaced
-	case c.drains, c.h.resuming == nil && !c.draining, verb == "back", verb == "resent", verb == "leave", verb == "status":
+	case c.drains, c.h.resuming == nil && !c.draining, verb == "leave", verb == "status":
+		return true, nil
+	case c.h.resuming != nil && (verb == "back" || verb == "resent"):
 		return true, nil
 	}
 	f.Keep()
-	c.early = append(c.early, *f)
+	c.early = append(c.early, earlyFrame{*f, c})
 	if c.all && c.lineEnd.conn != nil && b.inLane {
 		b.held = c.caller
 	}
@@ -286,7 +294,7 @@ func (w *workerConn) takesLocked(f *wire.Frame, verb string) (bool, error) {
 		return true, nil
 	}
 	f.Keep()
-	w.early = append(w.early, *f)
+	w.early = append(w.early, earlyFrame{Frame: *f})
 	return false, nil
 }
 

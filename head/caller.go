@@ -33,6 +33,7 @@ type caller struct {
 	had     map[uint64]bool // calls that were answered and that it may send again, while it is coming back
 	puts    []*call.Call    // answers that it gave back, as long
 	comeback
+	late     bool // others went on without what it has at workers: it must not send that again
 	draining bool // early is being handled; what comes is put behind
 }
 
@@ -344,6 +345,9 @@ func (c *caller) leave(err error) {
 	}
 	c.left = true
 	c.hereLocked()
+	if to := c.port; to != nil && c.late {
+		go func() { _ = to.Close() }()
+	}
 	h.free.Broadcast()
 	delete(h.callers, c.number)
 	h.noteLeftLocked(c)

@@ -257,51 +257,45 @@ func (r *resuming) losses() []*worker {
 // settleSoonLocked looks whether everybody is back.
 func (h *Head) settleSoonLocked() {
 	r := h.resuming
-	if r == nil || r.over || r.grace == nil {
+	if r == nil || r.over || r.grace == nil || !h.togetherLocked() {
 		return
-	}
-	if !r.late {
-		if len(r.nodes) > 0 {
-			for n := range r.nodes {
-				if n.lost == nil {
-					return
-				}
-			}
-		}
-		for w := range r.waits {
-			if !w.all {
-				return
-			}
-		}
-		busy, idle := h.absentLocked()
-		if busy {
-			return
-		}
-		if idle && !r.calm {
-			if r.idle == nil {
-				r.idle = time.AfterFunc(idleWait, func() {
-					h.mu.Lock()
-					defer h.mu.Unlock()
-					r.calm = true
-					h.settleSoonLocked()
-				})
-			}
-			return
-		}
 	}
 	r.over = true
 	go h.settle()
 }
 
+// togetherLocked says that nobody is waited for any more.
+func (h *Head) togetherLocked() bool {
+	r := h.resuming
+	if r.late {
+		return true
+	}
+	for n := range r.nodes {
+		if n.lost == nil {
+			return false
+		}
+	}
+	for w := range r.waits {
+		if !w.all {
+			return false
+		}
+	}
+	busy, idle := h.absentLocked()
+	if idle && !busy && !r.calm && r.idle == nil {
+		r.idle = time.AfterFunc(idleWait, func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			r.calm = true
+			h.settleSoonLocked()
+		})
+	}
+	return !busy && (!idle || r.calm)
+}
+
 // absentLocked says whether callers are waited for that workers have legs of, and
 // whether there are others that are not back.
 func (h *Head) absentLocked() (busy, idle bool) {
-	at := map[uint32]bool{}
-	for _, m := range h.resuming.legs {
-		for _, l := range m.Legs {
-			at[uint32(l.Origin>>32)] = true
-		}
-	}
+	at := h.resuming.origins()
 	for c := range h.resuming.callers {
 		switch {
 		case c.all || c.left:
@@ -314,12 +308,29 @@ func (h *Head) absentLocked() (busy, idle bool) {
 	return busy, idle
 }
 
+// origins are the callers that workers have legs of.
+func (r *resuming) origins() map[uint32]bool {
+	at := map[uint32]bool{}
+	for _, m := range r.legs {
+		for _, l := range m.Legs {
+			at[uint32(l.Origin>>32)] = true //nolint:gosec // so it was put together
+		}
+	}
+	return at
+}
+
 // settle puts together what all have told, and goes on from there.
 func (h *Head) settle() {
 	var b batch
 	h.mu.Lock()
 	r := h.resuming
+	if !h.togetherLocked() { // somebody was cut off again in this moment, and is on its way
+		r.over = false
+		h.mu.Unlock()
+		return
+	}
 	r.grace.Stop()
+	at := r.origins()
 	for w := range r.waits {
 		if !w.all {
 			h.loseLaterLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s on %s did not come back within %v after the head ended", w.Name, w.Node, h.opts.Grace))
@@ -347,6 +358,9 @@ func (h *Head) settle() {
 	}
 	for _, c := range callers {
 		c.draining = true
+		if c.late = !c.all && (c.said || at[c.number]); c.late {
+			c.early = nil
+		}
 		if c.all {
 			h.putCallsLocked(c, together, &b)
 		}
@@ -393,16 +407,16 @@ func (h *Head) orphanLocked(c *call.Call) {
 // putCallsLocked takes the calls and answers that a caller has sent again. The rest
 // of what it has sent stays, in order.
 func (h *Head) putCallsLocked(c *caller, together *call.Comeback, b *batch) {
-	var rest []wire.Frame
+	var rest []earlyFrame
 	for i := range c.early {
-		f := &c.early[i]
+		f := &c.early[i].Frame
 		switch {
 		case f.Kind == wire.KindAnswer:
 			c.putLocked(f)
 		case f.Kind == wire.KindCall && f.Flags&wire.FlagAgain != 0:
 			h.putCallLocked(c, f, together, b)
 		default:
-			rest = append(rest, *f)
+			rest = append(rest, c.early[i])
 		}
 	}
 	c.early = rest
@@ -452,7 +466,7 @@ func (h *Head) replayLocked(workers []*worker, b *batch) {
 	var all []kept
 	for _, w := range workers {
 		for i := range w.early {
-			f := &w.early[i]
+			f := &w.early[i].Frame
 			if f.Kind == wire.KindResult {
 				all = append(all, kept{w, f})
 			} else if verb, rest, err := wire.ReadVerb(f.Body); err == nil && verb == "release" {
@@ -476,10 +490,9 @@ func (c *caller) drain() {
 		h.mu.Lock()
 		early := c.early
 		c.early = nil
-		end := callerConn{caller: c, lineEnd: lineEnd{port: c.port, conn: c.conn, gen: c.gen}, drains: true}
 		if len(early) == 0 {
 			c.draining = false
-			gone := !c.all && (c.dead || c.said || h.opts.Grace <= 0)
+			gone := c.late || (!c.all && (c.dead || h.opts.Grace <= 0))
 			if !c.all && !gone && c.port == nil {
 				c.awayLocked(h, h.opts.Grace, func() { c.leave(errAwayTooLong) })
 			}
@@ -494,7 +507,9 @@ func (c *caller) drain() {
 		h.mu.Unlock()
 		var b batch
 		for i := range early {
-			if err := end.handle(&early[i], &b); err != nil {
+			from := *early[i].from // whose reader goes on with what comes behind
+			from.drains = true
+			if err := from.handle(&early[i].Frame, &b); err != nil {
 				h.opts.Log.Warn("a frame of before cannot be handled", "err", err)
 			}
 		}

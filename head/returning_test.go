@@ -215,10 +215,16 @@ func (c *returning) failLocked(err error) {
 	}
 }
 
-// post sends what is to be answered.
+// post sends what is to be answered; nil: what it names is answered already, and
+// would have to be passed as it is.
 func (c *returning) post(f wire.Frame, ranks int, names ...uint64) *outgoing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, id := range names {
+		if !slices.ContainsFunc(c.open, func(o *outgoing) bool { return o.ID == id }) {
+			return nil
+		}
+	}
 	c.next++
 	f.ID, f.Ack = c.next, c.read
 	o := &outgoing{Frame: f, names: names, ranks: ranks, had: map[uint32]bool{}, answer: make(chan wire.Frame, 64)}

@@ -500,3 +500,6 @@ func socketPair(t testing.TB) (ours, theirs net.Conn) {
 	}
 	return conns[0], conns[1]
 }
+
+// tick is soon, for who looks for something that nobody announces.
+func tick() <-chan time.Time { return time.After(time.Millisecond) }
