@@ -358,6 +358,9 @@ func TestTheNextHeadIsToldAndAsked(t *testing.T) {
 	c := r.client(1)
 	held, loose := put(t, c, mib, 1), put(t, c, mib, 2)
 	r.hold(held)
+	r.until("both are sealed", func(s *wire.StoreStatus) bool {
+		return len(s.Objects) == 2 && s.Objects[0].State == "sealed" && s.Objects[1].State == "sealed"
+	})
 	back := r.Back()
 	if len(back) != 2 || back[0].Object != held || back[0].Held != 1 || back[0].Segment == 0 ||
 		back[1].Object != loose || back[1].Held != 0 || back[1].Segment == 0 || back[0].Segment == back[1].Segment {
