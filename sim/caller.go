@@ -21,6 +21,9 @@ type caller struct {
 	open   []*invocation // not answered, in order
 	all    map[uint64]*invocation
 	read   uint32 // answers
+
+	objects holding
+	uses    map[objectID]int
 }
 
 // invocation is a call as its caller knows it.
@@ -32,11 +35,12 @@ type invocation struct {
 	ranks   []int // nil: all
 	rows    []int64
 	futures []call.Future
+	named   []objectID // by rows that came with an answer
 	parent  call.ID
 	proc    *process // whose leg makes it
 
 	deadline  int64 // 0: none
-	cancelled bool
+	cancelled int64 // when; 0: not
 	kill      bool
 	told      map[int]bool // ranks that are answered, of a Split call
 	answers   []answer     // as they came
@@ -48,7 +52,7 @@ type invocation struct {
 func (inv *invocation) origin() uint64 { return uint64(inv.caller.number)<<32 | inv.id }
 
 func (w *world) newCaller(p *process) *caller {
-	c := &caller{w: w, number: uint32(len(w.callers) + 1), proc: p, alive: true, all: map[uint64]*invocation{}}
+	c := &caller{w: w, number: uint32(len(w.callers) + 1), proc: p, alive: true, all: map[uint64]*invocation{}, objects: holding{}, uses: map[objectID]int{}}
 	w.callers = append(w.callers, c)
 	c.dial(20 * millisecond)
 	return c
@@ -72,6 +76,7 @@ func (c *caller) invoke(in *CallIn, target *cluster, parent call.ID, p *process)
 		}
 		if dep.answered { // its value is here: it goes along
 			inv.rows = append(inv.rows, dep.expected(f.Rank)...)
+			inv.name(dep)
 			continue
 		}
 		inv.futures = append(inv.futures, f)
@@ -83,6 +88,18 @@ func (c *caller) invoke(in *CallIn, target *cluster, parent call.ID, p *process)
 	c.open = append(c.open, inv)
 	c.sendCall(inv, false)
 	return inv
+}
+
+// name has a call name what an answer did, as far as its caller still has it.
+func (inv *invocation) name(dep *invocation) {
+	for _, a := range dep.answers {
+		for _, o := range a.objects {
+			if inv.caller.objects[o] > 0 {
+				inv.named = append(inv.named, o)
+				inv.caller.use([]objectID{o}, 1)
+			}
+		}
+	}
 }
 
 func (inv *invocation) someRank() int {
@@ -139,7 +156,7 @@ func (c *caller) cancel(id uint64, kill bool) {
 	if inv == nil || inv.answered || !c.alive {
 		return
 	}
-	inv.cancelled, inv.kill = true, inv.kill || kill
+	inv.cancelled, inv.kill = max(1, c.w.now), inv.kill || kill
 	c.sendCancel(inv)
 }
 
@@ -173,9 +190,9 @@ func (c *caller) dial(pause int64) {
 		}
 	}
 	l.headGone = func() { h.callerCut(c, l) }
-	answers := c.read
+	answers, objects := c.read, c.objects.clone()
 	c.joined = true
-	l.send(toHead, func() { h.callerBack(c, l, answers) })
+	l.send(toHead, func() { h.callerBack(c, l, answers, objects) })
 	put := map[uint64]bool{}
 	for _, inv := range c.open {
 		for _, f := range inv.futures {
@@ -185,7 +202,7 @@ func (c *caller) dial(pause int64) {
 			}
 		}
 		c.sendCall(inv, true)
-		if inv.cancelled {
+		if inv.cancelled > 0 {
 			c.sendCancel(inv)
 		}
 	}
@@ -196,19 +213,25 @@ func (c *caller) dial(pause int64) {
 func (c *caller) putAnswers(dep *invocation) {
 	h := c.w.head
 	for _, a := range dep.answers {
-		c.link.send(toHead, func() { h.put(c, dep.id, a.rank, call.Result{Bufs: a.value, Err: a.err}) })
+		c.link.send(toHead, func() { h.put(c, dep.id, a) })
 	}
 }
 
 // hear takes an answer; rank -1: for all of it.
-func (c *caller) hear(id uint64, rank int, value []int64, err *spec.Error) {
+func (c *caller) hear(id uint64, a answer) {
+	if !c.alive {
+		return // it has left
+	}
+	rank, value, err := a.rank, a.value, a.err
 	c.read++
 	inv := c.all[id]
+	c.keepFor(a.objects, c.w.luck(luckRelease, uint64(c.number), uint64(c.read)))
 	fresh := c.w.rules.heard(inv, rank, value, err)
 	if !fresh {
 		return
 	}
-	inv.answers = append(inv.answers, answer{rank: rank, value: value, err: err})
+	c.w.rules.there(a.objects, "an answer", inv)
+	inv.answers = append(inv.answers, a)
 	if err != nil && inv.failed == nil {
 		inv.failed = err
 	}
@@ -219,6 +242,7 @@ func (c *caller) hear(id uint64, rank int, value []int64, err *spec.Error) {
 		}
 	}
 	inv.answered = true
+	c.use(inv.named, -1)
 	c.open = slices.DeleteFunc(c.open, func(o *invocation) bool { return o == inv })
 	if c.read%7 == 0 { // now and then it has nothing else to say
 		c.acknowledge()
@@ -263,7 +287,7 @@ func (c *caller) die() {
 		return
 	}
 	c.alive = false
-	c.link.end()
+	c.link.hangUp()
 	c.link = nil
 	c.tellDead()
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/dispatch"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -15,6 +16,7 @@ type head struct {
 	epoch    uint32
 	dead     bool // killed
 	table    *call.Table
+	leases   lease.Table
 	clusters []*call.Cluster
 	workers  map[uint32]*worker
 	callers  map[uint32]*client
@@ -43,6 +45,7 @@ type client struct {
 	late    []func() // what it said after all was sent again, until all are back
 	resent  bool
 	gone    bool
+	told    map[objectID]int // what it said that it knows of
 }
 
 // answer is an Answer frame.
@@ -53,6 +56,8 @@ type answer struct {
 	err   *spec.Error
 	seq   uint32
 	call  *call.Call // of the last one
+
+	objects []objectID
 }
 
 // agentOf is an agent as a head knows it.
@@ -66,6 +71,22 @@ type agentOf struct {
 type errand struct {
 	do   func()
 	done bool
+}
+
+// value is what a result gives, and where it lies.
+type value struct {
+	rows    []int64
+	objects []objectID
+}
+
+func rowsOf(r *call.Result) []int64 {
+	v, _ := r.Bufs.(value)
+	return v.rows
+}
+
+func objectsOf(r *call.Result) []objectID {
+	v, _ := r.Bufs.(value)
+	return v.objects
 }
 
 // pending is what is kept of a call beside the table.
@@ -91,6 +112,9 @@ func (h *head) note(format string, args ...any) { h.log = append(h.log, fmt.Spri
 // call takes a Call frame.
 func (h *head) call(c *caller, inv *invocation, left int64, again bool, ack uint32) {
 	who := h.callers[c.number]
+	if who == nil || who.gone {
+		return
+	}
 	if who.resent && h.coming != nil {
 		who.late = append(who.late, func() { h.call(c, inv, left, again, ack) })
 		return
@@ -121,7 +145,9 @@ func (h *head) call(c *caller, inv *invocation, left int64, again bool, ack uint
 	r, _ := h.request(inv)
 	h.note("call %d %s", inv.label(), inv.words())
 	made, ops := h.table.Submit(r)
+	h.holdFor(made, inv.named)
 	h.orders(ops)
+	h.tellStores()
 	h.deadline(made, left)
 }
 
@@ -287,6 +313,7 @@ func (h *head) orders(ops []call.Op) {
 		case call.Release:
 			h.released(c.Legs[op.Leg].Worker)
 		case call.Forget:
+			h.leases.End(lease.Call(uint64(c.ID)))
 		}
 	}
 }
@@ -337,7 +364,12 @@ func (h *head) sendLeg(c *call.Call, leg int) bool {
 	if !p.have {
 		h.w.rules.brk("the head sends what it has", "leg %d of call %d, whose arguments are not here", leg, c.CallerID)
 	}
+	if who := h.callers[c.Caller]; who != nil && who.gone {
+		h.w.rules.brk("nothing is sent for who is gone", "leg %d of call %d of caller %d", leg, c.CallerID, c.Caller)
+	}
 	data, err := h.share(c, p, leg)
+	named := h.named(c, p)
+	h.holdFor(c, named)
 	if err != nil {
 		h.note("refuse %d", c.CallerID)
 		h.orders(h.table.Refuse(c, err))
@@ -350,7 +382,8 @@ func (h *head) sendLeg(c *call.Call, leg int) bool {
 		h.w.rules.brk("nothing is sent to who is away", "leg %d of call %d to %s", leg, c.CallerID, w.Name)
 	}
 	id, inv, proc := c.ID, p.inv, w.proc
-	w.link.send(toPeer, func() { proc.receive(id, inv, data, ack) })
+	named = h.sent(lease.Worker(proc.number), named)
+	w.link.send(toPeer, func() { proc.receive(id, inv, data, named, ack) })
 	return true
 }
 
@@ -358,8 +391,7 @@ func (h *head) sendLeg(c *call.Call, leg int) bool {
 func (h *head) share(c *call.Call, p *pending, leg int) ([]int64, *spec.Error) {
 	if p.pair {
 		dep := c.Dep(0)
-		value, _ := dep.Legs[c.Paired[0][leg]].Result.Bufs.([]int64)
-		return value, nil
+		return rowsOf(&dep.Legs[c.Paired[0][leg]].Result), nil
 	}
 	if p.data == nil {
 		if len(p.inv.rows) > 0 || len(p.inv.futures) == 0 {
@@ -389,6 +421,24 @@ func (h *head) share(c *call.Call, p *pending, leg int) ([]int64, *spec.Error) {
 	return data, nil
 }
 
+// named is what the arguments of a call name.
+func (h *head) named(c *call.Call, p *pending) []objectID {
+	all := slices.Clone(p.inv.named)
+	for i := range c.Futures {
+		if !c.HasDeps() {
+			break
+		}
+		dep := c.Dep(i)
+		if r := dep.Value; r != nil {
+			all = append(all, objectsOf(r)...)
+		}
+		for k := range dep.Legs {
+			all = append(all, objectsOf(&dep.Legs[k].Result)...)
+		}
+	}
+	return all
+}
+
 // valueOf is the result of a call that another needs.
 func (h *head) valueOf(dep *call.Call, f call.Future) ([]int64, *spec.Error) {
 	from := dep.Value
@@ -398,8 +448,7 @@ func (h *head) valueOf(dep *call.Call, f call.Future) ([]int64, *spec.Error) {
 	if from == nil {
 		h.w.rules.brk("what is needed is kept", "the value of call %d", dep.CallerID)
 	}
-	value, _ := from.Bufs.([]int64)
-	return value, from.Err
+	return rowsOf(from), from.Err
 }
 
 // answerCall gives a caller what it waits for.
@@ -409,12 +458,12 @@ func (h *head) answerCall(op call.Op) {
 	a := answer{id: c.CallerID, rank: -1, err: op.Err}
 	if op.Do == call.AnswerLeg || op.Do == call.FailLeg {
 		a.rank = c.Legs[op.Leg].Worker.Rank
-		a.value, _ = c.Legs[op.Leg].Result.Bufs.([]int64)
+		a.value, a.objects = rowsOf(&c.Legs[op.Leg].Result), objectsOf(&c.Legs[op.Leg].Result)
 	} else if op.Err == nil {
-		a.value = h.joined(c)
+		a.value, a.objects = h.joined(c)
 	}
 	if c.State == call.Answered && !c.Split && c.Wanted() {
-		c.Value = &call.Result{Bufs: a.value, Err: op.Err}
+		c.Value = &call.Result{Bufs: value{a.value, a.objects}, Err: op.Err}
 	}
 	if c.State == call.Answered {
 		a.call = c
@@ -425,21 +474,20 @@ func (h *head) answerCall(op call.Op) {
 }
 
 // joined makes one value of the legs' results.
-func (h *head) joined(c *call.Call) []int64 {
+func (h *head) joined(c *call.Call) (all []int64, objects []objectID) {
 	p := c.Data.(*pending)
-	var all []int64
 	if ranks := p.plan.Collect.Ranks; ranks != nil && p.inv.in.Method == "rows" {
 		for _, rank := range ranks {
-			value, _ := c.Legs[c.LegOfRank(rank)].Result.Bufs.([]int64)
-			all = append(all, value...)
+			r := &c.Legs[c.LegOfRank(rank)].Result
+			all, objects = append(all, rowsOf(r)...), append(objects, objectsOf(r)...)
 		}
-		return all
+		return all, objects
 	}
 	for i := range c.Legs {
-		value, _ := c.Legs[i].Result.Bufs.([]int64)
-		all = append(all, value...)
+		r := &c.Legs[i].Result
+		all, objects = append(all, rowsOf(r)...), append(objects, objectsOf(r)...)
 	}
-	return all
+	return all, objects
 }
 
 // answer keeps an answer until it is acknowledged, and sends it.
@@ -457,6 +505,7 @@ func (h *head) answer(who *client, a answer) {
 			}
 		}
 	}
+	a.objects = h.sent(lease.Caller(who.caller.number), a.objects)
 	who.answers++
 	a.seq = who.answers
 	who.kept = append(who.kept, a)
@@ -466,7 +515,7 @@ func (h *head) answer(who *client, a answer) {
 func (h *head) sendAnswer(who *client, a answer) {
 	if who.link != nil {
 		c := who.caller
-		who.link.send(toPeer, func() { c.hear(a.id, a.rank, a.value, a.err) })
+		who.link.send(toPeer, func() { c.hear(a.id, a) })
 	}
 }
 
@@ -484,11 +533,15 @@ func (h *head) acked(c *caller, ack uint32) {
 			h.orders(h.table.Acked(a.call))
 		}
 	}
+	h.tellStores()
 }
 
 // cancel takes a Cancel frame.
 func (h *head) cancel(c *caller, id uint64, kill bool) {
 	who := h.callers[c.number]
+	if who == nil || who.gone {
+		return
+	}
 	if h.coming != nil {
 		who.late = append(who.late, func() { h.cancel(c, id, kill) })
 		return
@@ -546,16 +599,22 @@ func (a *agentOf) ask(e *errand) {
 }
 
 // result takes a Result frame.
-func (h *head) result(p *process, g *leg) {
+func (h *head) result(p *process, g *leg, again bool) {
 	w := h.workers[p.number]
 	if h.coming != nil {
-		h.coming.results = append(h.coming.results, func() { h.result(p, g) })
+		h.coming.results = append(h.coming.results, func() { h.result(p, g, again) })
 		return
 	}
 	if w == nil {
 		return
 	}
-	r := call.Result{Bufs: g.value, Err: g.err}
+	r := call.Result{Bufs: value{g.value, g.made}, Err: g.err}
+	if c := h.table.Find(g.id); c != nil && c.State != call.Answered && c.LegOf(w.Worker) >= 0 {
+		h.holdFor(c, g.made)
+	}
+	if !again && w.Dead == nil && w.Down == nil {
+		h.sent(lease.Worker(p.number), g.made)
+	}
 	if g.err != nil {
 		h.note("result %s/%d %d error=%s", w.Cluster.Name, w.Rank, g.inv.label(), g.err.Code)
 	} else {
@@ -563,4 +622,5 @@ func (h *head) result(p *process, g *leg) {
 	}
 	_, ops := h.table.Result(w.Worker, g.id, r)
 	h.orders(ops)
+	h.tellStores()
 }

@@ -96,6 +96,7 @@ func (m *maker) kinds() {
 		func() Input { return Input{Do: "kill", What: "caller", Name: caller()} },
 		func() Input { return Input{Do: "leave", What: "caller", Name: caller()} },
 		func() Input { return Input{Do: "cancel", Kill: m.r.IntN(3) == 0} },
+		func() Input { return Input{Do: "cancel"} },
 		func() Input {
 			return Input{Do: "stop", What: "cluster", Name: m.s.Clusters[m.r.IntN(len(m.s.Clusters))].Name}
 		},

@@ -2,11 +2,12 @@ package sim
 
 import (
 	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/spec"
 )
 
 // callerBack: a caller is there, new or again.
-func (h *head) callerBack(c *caller, l *link, answers uint32) {
+func (h *head) callerBack(c *caller, l *link, answers uint32, objects map[objectID]int) {
 	who := h.callers[c.number]
 	if who == nil {
 		who = &client{caller: c}
@@ -21,31 +22,47 @@ func (h *head) callerBack(c *caller, l *link, answers uint32) {
 			who.resent, who.late = false, nil
 		}
 		h.coming.drop(who)
-		who.answers = answers
+		who.answers, who.told = answers, objects
 		return
 	}
 	h.acked(c, answers)
 	for _, a := range who.kept {
+		for _, o := range a.objects {
+			objects[o]++
+		}
 		h.sendAnswer(who, a)
 	}
+	h.leases.Replace(lease.Caller(c.number), objects)
+	h.tellStores()
 }
 
 // put takes an answer that a caller gives back, for calls that name it.
-func (h *head) put(c *caller, id uint64, rank int, r call.Result) {
+func (h *head) put(c *caller, id uint64, a answer) {
 	who := h.callers[c.number]
+	if who == nil || who.gone {
+		return
+	}
 	if h.coming != nil && who.resent {
-		who.late = append(who.late, func() { h.put(c, id, rank, r) })
+		who.late = append(who.late, func() { h.put(c, id, a) })
 		return
 	}
 	if h.coming != nil {
-		h.coming.calls = append(h.coming.calls, comingCall{who: who, put: func() { h.putNow(who, id, rank, r) }})
+		h.coming.calls = append(h.coming.calls, comingCall{who: who, put: func() { h.putNow(who, id, a) }})
 		return
 	}
-	h.putNow(who, id, rank, r)
+	h.putNow(who, id, a)
 }
 
-func (h *head) putNow(who *client, id uint64, rank int, r call.Result) {
-	if made := h.table.PutAnswer(who.caller.number, id, rank, r); made != nil {
+func (h *head) putNow(who *client, id uint64, a answer) {
+	r := call.Result{Bufs: value{a.value, a.objects}, Err: a.err}
+	if made := h.table.PutAnswer(who.caller.number, id, a.rank, r); made != nil {
+		var there []objectID // of what was let go of, the rows are all there is here
+		for _, o := range a.objects {
+			if h.leases.Has(o) {
+				there = append(there, o)
+			}
+		}
+		h.holdFor(made, there)
 		who.puts = append(who.puts, made)
 	}
 }
@@ -53,6 +70,9 @@ func (h *head) putNow(who *client, id uint64, rank int, r call.Result) {
 // callerResent: a caller that came back has sent all that it keeps.
 func (h *head) callerResent(c *caller) {
 	who := h.callers[c.number]
+	if who == nil || who.gone {
+		return
+	}
 	if h.coming != nil {
 		who.resent = true
 		h.settle(false)
@@ -101,6 +121,8 @@ func (h *head) callerGone(c *caller) {
 	h.note("callergone")
 	who.puts = nil
 	h.orders(h.table.CallerGone(c.number))
+	h.leases.End(lease.Caller(c.number))
+	h.tellStores()
 }
 
 // workerBack: a worker is there, new or again.
@@ -117,8 +139,10 @@ func (h *head) workerBack(p *process, l *link, back workerBack) {
 		h.coming.backs[p.number] = &back
 		return
 	}
+	h.leases.Replace(lease.Worker(p.number), back.objects)
 	h.note("returned %s/%d %d", w.Cluster.Name, w.Rank, back.received)
 	h.orders(h.table.Returned(w.Worker, back.received))
+	h.tellStores()
 }
 
 // workerResent: a worker that came back has told all that it has.
@@ -147,7 +171,14 @@ func (h *head) workerGone(number uint32, l *link) {
 // exited is an agent's word on a worker's end.
 func (h *head) exited(number uint32, why *spec.Error) {
 	w := h.workers[number]
-	if h.dead || w == nil || w.Dead != nil || w.Down != nil {
+	if h.dead || w == nil {
+		return
+	}
+	if h.coming == nil {
+		defer h.tellStores()
+		defer h.leases.End(lease.Worker(number))
+	}
+	if w.Dead != nil || w.Down != nil {
 		return
 	}
 	if why == nil {

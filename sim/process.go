@@ -56,7 +56,7 @@ type process struct {
 	last     map[uint32]uint64
 	caller   *caller // itself as one
 
-	objects map[uint64]int
+	objects holding
 }
 
 type origin uint64
@@ -67,6 +67,8 @@ type leg struct {
 	id       call.ID
 	inv      *invocation
 	data     []int64
+	named    []objectID // by its arguments
+	made     []objectID // by its result
 	begun    bool
 	done     bool
 	doomed   bool // cancelled before it began
@@ -81,7 +83,7 @@ func (p *process) name() string { return fmt.Sprintf("%s-%d", p.cluster.in.Name,
 // newProcess puts a process on a seat; it dials when it is up.
 func (w *world) newProcess(c *cluster, rank int, number uint32) *process {
 	n := c.seats[rank].node
-	p := &process{w: w, cluster: c, rank: rank, number: number, node: n, alive: true, last: map[uint32]uint64{}, objects: map[uint64]int{}}
+	p := &process{w: w, cluster: c, rank: rank, number: number, node: n, alive: true, last: map[uint32]uint64{}, objects: holding{}}
 	n.procs[number] = p
 	return p
 }
@@ -109,7 +111,7 @@ func (p *process) dial(pause int64) {
 	l.send(toHead, func() { h.workerBack(p, l, back) })
 	for _, g := range p.legs {
 		if g.done {
-			p.sendResult(g)
+			p.sendResult(g, true)
 		}
 	}
 	l.send(toHead, func() { h.workerResent(p) })
@@ -119,7 +121,7 @@ func (p *process) dial(pause int64) {
 type workerBack struct {
 	received uint32
 	legs     []legBack
-	objects  map[uint64]int
+	objects  map[objectID]int
 }
 
 type legBack struct {
@@ -129,7 +131,7 @@ type legBack struct {
 }
 
 func (p *process) snapshot() workerBack {
-	b := workerBack{received: p.received, objects: cloneCounts(p.objects)}
+	b := workerBack{received: p.received, objects: p.objects.clone()}
 	for _, g := range p.legs {
 		b.legs = append(b.legs, legBack{g.seq, g.id, g.inv.origin()})
 	}
@@ -137,18 +139,20 @@ func (p *process) snapshot() workerBack {
 }
 
 // sendResult tells the head how a leg ended.
-func (p *process) sendResult(g *leg) {
+func (p *process) sendResult(g *leg, again bool) {
 	if l := p.link; l != nil {
 		h := p.w.head
-		l.send(toHead, func() { h.result(p, g) })
+		l.send(toHead, func() { h.result(p, g, again) })
 	}
 }
 
 // receive takes a leg. Its link keeps the head's order.
-func (p *process) receive(id call.ID, inv *invocation, data []int64, ack uint32) {
+func (p *process) receive(id call.ID, inv *invocation, data []int64, named []objectID, ack uint32) {
+	p.w.rules.there(named, "a leg", inv)
+	p.objects.add(named)
 	p.through(ack)
 	p.received++
-	g := &leg{seq: p.received, id: id, inv: inv, data: data}
+	g := &leg{seq: p.received, id: id, inv: inv, data: data, named: named}
 	p.legs = append(p.legs, g)
 	p.queue = append(p.queue, g)
 	p.next()
@@ -244,12 +248,15 @@ func (p *process) finish(g *leg, err *spec.Error) {
 	g.done, g.err = true, err
 	if err == nil {
 		g.value = compute(g.inv.in.Method, p.rank, g.data)
+		g.made = []objectID{p.w.makeObject(p.node)}
+		p.objects.add(g.made)
 	}
 	p.w.rules.ended(p, g)
 	if g.released {
 		p.legs = slices.DeleteFunc(p.legs, func(o *leg) bool { return o == g })
 	}
-	p.sendResult(g)
+	p.sendResult(g, false)
+	p.giveBack(append(g.made, g.named...))
 }
 
 // compute is what a rank makes of its arguments.
@@ -291,7 +298,7 @@ func (p *process) die(told bool) {
 	p.alive, p.lastOf = false, p.w.epoch
 	p.w.rules.died(p)
 	delete(p.node.procs, p.number)
-	p.link.end()
+	p.link.hangUp()
 	p.link = nil
 	if p.caller != nil {
 		p.caller.die()
@@ -316,7 +323,7 @@ func (n *node) die() {
 	for _, p := range sortedProcs(n.procs) {
 		p.die(false)
 	}
-	n.link.end()
+	n.link.hangUp()
 	n.link = nil
 	n.w.after(5*millisecond+int64(n.w.luck(luckNotice, uint64(n.index)))&0xffff, n.tellLost)
 }
@@ -360,13 +367,5 @@ func sortedProcs(procs map[uint32]*process) []*process {
 		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b *process) int { return int(a.number) - int(b.number) })
-	return all
-}
-
-func cloneCounts(counts map[uint64]int) map[uint64]int {
-	all := make(map[uint64]int, len(counts))
-	for k, v := range counts {
-		all[k] = v
-	}
 	return all
 }

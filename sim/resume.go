@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/muster-rl/muster/call"
+	"github.com/muster-rl/muster/lease"
 	"github.com/muster-rl/muster/placement"
 	"github.com/muster-rl/muster/spec"
 )
@@ -135,6 +136,11 @@ func (h *head) settle(late bool) {
 	if b == nil || h.dead || !late && !h.complete() {
 		return
 	}
+	for o, held := range h.w.stored {
+		if held {
+			h.leases.Add(resumer, o)
+		}
+	}
 	back := h.table.Comeback()
 	for _, cl := range h.clusters {
 		for _, cw := range cl.Workers {
@@ -146,6 +152,7 @@ func (h *head) settle(late bool) {
 			if told == nil || w.link == nil {
 				h.w.rules.brk("who lives comes back", "%s is not back after the grace", w.Name)
 			}
+			h.leases.Replace(lease.Worker(cw.Number), told.objects)
 			back.Received(cw, told.received)
 			h.note("received %s/%d %d", cl.Name, cw.Rank, told.received)
 			for _, g := range told.legs {
@@ -158,27 +165,43 @@ func (h *head) settle(late bool) {
 		call *call.Call
 		left int64
 	}
+	type heldCall struct {
+		call  *call.Call
+		named []objectID
+	}
+	var held []heldCall
 	var deadlines []deadline
+	for _, c := range h.w.callers {
+		if who := h.callers[c.number]; who != nil && !who.gone {
+			h.leases.Replace(lease.Caller(c.number), who.told)
+		}
+	}
 	for _, c := range b.calls {
 		if c.put != nil {
 			c.put()
 			continue
 		}
 		if err := h.w.lost[c.inv.origin()]; err != nil {
-			h.putNow(c.who, c.inv.id, -1, call.Result{Err: err}) // for those that name it
+			h.putNow(c.who, c.inv.id, answer{rank: -1, err: err}) // for those that name it
 			continue
 		}
 		r, _ := h.request(c.inv)
 		h.note("again %d %s", c.inv.label(), c.inv.words())
-		deadlines = append(deadlines, deadline{back.Call(r), c.left})
+		made := back.Call(r)
+		held = append(held, heldCall{made, c.inv.named})
+		deadlines = append(deadlines, deadline{made, c.left})
 	}
 	h.coming = nil
 	h.note("settle")
 	h.w.tell("head %d settles: %d calls", h.epoch, len(b.calls))
-	h.orders(back.Settle(func(number uint32) bool {
+	ops := slices.Clone(back.Settle(func(number uint32) bool {
 		who := h.callers[number]
 		return who != nil && !who.gone
 	}, func(c *call.Call) { c.Data = &pending{} }))
+	for _, k := range held {
+		h.holdFor(k.call, k.named)
+	}
+	h.orders(ops)
 	for _, c := range b.calls {
 		if c.inv != nil {
 			if err := h.w.lost[c.inv.origin()]; err != nil {
@@ -199,6 +222,8 @@ func (h *head) settle(late bool) {
 	for _, result := range b.results {
 		result()
 	}
+	h.leases.End(resumer)
+	defer h.tellStores()
 	for _, c := range h.w.callers {
 		who := h.callers[c.number]
 		if who == nil {
@@ -271,7 +296,7 @@ func (w *world) build() {
 		w.clusters = append(w.clusters, c)
 	}
 	for range s.Callers {
-		c := &caller{w: w, number: uint32(len(w.callers) + 1), alive: true, joined: true, all: map[uint64]*invocation{}}
+		c := &caller{w: w, number: uint32(len(w.callers) + 1), alive: true, joined: true, all: map[uint64]*invocation{}, objects: holding{}, uses: map[objectID]int{}}
 		w.callers = append(w.callers, c)
 		w.after(0, func() { c.dial(20 * millisecond) })
 	}
@@ -354,8 +379,9 @@ func (w *world) stop(c *cluster) {
 	for _, s := range c.seats {
 		p := s.proc
 		s.lost = spec.Errorf(spec.CodeWorkerDied, "%s is no more", c.in.Name)
-		h.agent(s.node, func() { p.die(false) })
+		h.agent(s.node, func() { p.die(true) })
 	}
+	h.tellStores()
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -115,6 +115,12 @@ func (r *rules) heard(inv *invocation, rank int, value []int64, err *spec.Error)
 		}
 		r.brk("a call is answered once", "call %d of caller %d (rank %d)", inv.id, inv.caller.number, rank)
 	}
+	if late := r.w.now - inv.deadline; inv.deadline > 0 && late > lateMost {
+		r.brk("deadlines hold", "call %d of caller %d is answered %d s after its own", inv.id, inv.caller.number, late/second)
+	}
+	if late := r.w.now - inv.cancelled; inv.cancelled > 0 && late > cancelGrace+lateMost {
+		r.brk("cancels end calls", "call %d of caller %d is answered %d s after its cancel", inv.id, inv.caller.number, late/second)
+	}
 	if err != nil {
 		if !r.explained(inv, err.Code, map[*invocation]bool{}) {
 			r.brk("errors have a cause", "call %d of caller %d fails: %v", inv.id, inv.caller.number, err)
@@ -144,7 +150,7 @@ func (r *rules) explained(inv *invocation, code spec.Code, seen map[*invocation]
 	switch {
 	case code == spec.CodeUser && in.Raises >= 0 && inv.parent == 0,
 		code == spec.CodeTimeout && inv.deadline > 0 && r.w.now >= inv.deadline,
-		code == spec.CodeCancelled && (inv.cancelled || inv.parent != 0 || in.Collective),
+		code == spec.CodeCancelled && (inv.cancelled > 0 || inv.parent != 0 || in.Collective),
 		code == spec.CodeCancelled && inv.deadline > 0 && in.OnTimeout == "cancel",
 		(code == spec.CodeWorkerDied || code == spec.CodeNodeLost) && gone,
 		code == spec.CodeNotFound && inv.cluster.gone,
@@ -188,6 +194,9 @@ func (r *rules) over() {
 	h := r.w.head
 	if n := h.table.Len(); n > 0 {
 		r.brk("nothing is left", "%d calls in the table: %s", n, r.leftover())
+	}
+	if n := h.leases.Len(); n > 0 {
+		r.brk("nothing is left", "%d objects that somebody is said to know of", n)
 	}
 	for _, who := range h.callers {
 		if len(who.kept) > 0 || len(who.puts) > 0 {

@@ -16,7 +16,8 @@ const (
 	cancelGrace = 5 * second
 	headGrace   = 30 * second
 	stacksTime  = 20 * millisecond // that stacks take to be collected
-	hangs       = 20 * second
+	hangs       = 60 * second
+	lateMost    = 15 * second  // that heads take to tell of a deadline, with others after them
 	patience    = 300 * second // after the last input everything has ended
 )
 
@@ -33,6 +34,8 @@ type world struct {
 	callers  []*caller              // by number - 1
 	workers  uint32                 // numbers given
 	lost     map[uint64]*spec.Error // in the journal: calls that were lost with a process that was replaced
+	objects  uint64                 // made so far
+	stored   map[objectID]bool      // what lies in stores; true: a head had it held
 	rules    rules
 	trace    *strings.Builder // what happens, where somebody wants to read it
 }
@@ -109,6 +112,7 @@ type link struct {
 	count uint64
 	last  [2]int64
 	cut   bool
+	shut  bool // its peer has ended: what that had sent still comes
 	// Who is told of its end: the peer and the head, each in its own time.
 	peerGone, headGone func()
 }
@@ -139,14 +143,28 @@ func (l *link) delay() int64 {
 
 // send has do happen at the other end, unless the link is cut before.
 func (l *link) send(way int, do func()) {
-	if l.cut {
+	if l.cut || l.shut {
 		return
 	}
 	at := max(l.w.now+l.delay(), l.last[way])
 	l.last[way] = at
 	l.w.at(at, func() {
-		if !l.cut {
+		if !l.cut && (!l.shut || way == toHead) {
 			do()
+		}
+	})
+}
+
+// hangUp is the peer's own end: what it had sent comes first.
+func (l *link) hangUp() {
+	if l == nil || l.cut || l.shut {
+		return
+	}
+	l.shut = true
+	l.w.at(max(l.last[toHead], l.w.now+l.delay()), func() {
+		if !l.cut {
+			l.cut = true
+			l.headGone()
 		}
 	})
 }
@@ -163,7 +181,7 @@ func (l *link) end() {
 
 // run runs a script to its end and says which rule was broken; nil: none.
 func run(s *Script, trace *strings.Builder) (broken *Broken) {
-	w := &world{script: s, trace: trace, lost: map[uint64]*spec.Error{}}
+	w := &world{script: s, trace: trace, lost: map[uint64]*spec.Error{}, stored: map[objectID]bool{}}
 	w.rules.w = w
 	defer func() {
 		if what := recover(); what != nil {
