@@ -11,8 +11,9 @@ import pytest
 
 import muster
 from mortal import Mortal
-from muster import Dispatch, register
+from muster import Batch, Dispatch, register
 from running import below, cluster, eventually, pool, session
+from stages import objects
 
 
 def kill_head() -> None:
@@ -71,38 +72,50 @@ def test_a_node_that_was_lost_is_not_waited_for(tmp_path: Path) -> None:
             there.sums(timeout=10)
 
 
-class Latecomer(Mortal):
-    """Calls others for the first time while it is not known who is back."""
+class Busy(Mortal):
+    """Does things while the head does not know yet who is back."""
 
     @register(Dispatch.ONE_TO_ALL)
     def ask(self, name: str) -> list[int]:
-        self._run("ask")
-        (self.folder / "asking").touch()
+        """Call others, for the first time."""
+        self._run("hold")
+        (self.folder / "goes-on").touch()
         found: list[int] = muster.get_cluster(name).step()
         return found
 
+    @register(Dispatch.ONE_TO_ALL)
+    def make(self) -> Batch:
+        """Make something that is then kept by others alone."""
+        self._run("hold")
+        (self.folder / "goes-on").touch()
+        return Batch({"x": np.ones((256, 1024))})
+
 
 @pytest.mark.chaos
-def test_who_comes_first_while_others_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ask", "make"])
+def test_what_comes_while_others_come_back(tmp_path: Path, method: str) -> None:
     with (
         session("2x2"),
         pool(2, 2) as rm,
         cluster(Mortal, rm, name="there", device_mapping="2-3") as there,
-        cluster(Latecomer, rm, name="here", device_mapping="0") as here,
+        cluster(Busy, rm, name="here", device_mapping="0") as here,
     ):
         there.initialize(str(tmp_path))
         here.initialize(str(tmp_path))
         agent, _ = below(os.getpid())[there.workers[0].pid]
-        (tmp_path / "hold-ask").touch()
-        ref = here.ask("there", blocking=False)
-        assert eventually(lambda: "ask 0" in (tmp_path / "trace").read_text(), 30)
+        (tmp_path / "hold-hold").touch()
+        ref = here.ask("there", blocking=False) if method == "ask" else here.make(blocking=False)
+        assert eventually(lambda: "hold 0" in (tmp_path / "trace").read_text(), 30)
         os.kill(agent, signal.SIGSTOP)  # the next head waits for it
         try:
             kill_head()
             muster.wait([ref], timeout=0.3)  # which has the script start it
-            (tmp_path / "hold-ask").unlink()
-            assert eventually(lambda: (tmp_path / "asking").exists(), 30)
+            (tmp_path / "hold-hold").unlink()
+            assert eventually(lambda: (tmp_path / "goes-on").exists(), 30)
             muster.wait([ref], timeout=0.3)
         finally:
             os.kill(agent, signal.SIGCONT)
-        assert muster.get(ref, timeout=20) == [[0, 1]]
+        got = muster.get(ref, timeout=20)
+        assert got == [[0, 1]] if method == "ask" else got[0]["x"].sum() == 256 * 1024
+        del got, ref
+        assert eventually(lambda: not objects()), objects()

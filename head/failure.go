@@ -80,6 +80,16 @@ func (h *Head) restartLocked(w *worker, about *spec.Error, b *batch) bool {
 	return true
 }
 
+// causeOf is the death for which a rank is restarted.
+func (cl *cluster) causeOf(rank int) *spec.Error {
+	for _, r := range cl.under {
+		if slices.Contains(r.ranks, rank) {
+			return r.cause
+		}
+	}
+	return nil
+}
+
 // used tells of a budget: "1 of 3 within 10 min".
 func (cl *cluster) used(count int) string {
 	window := cl.budget.window

@@ -97,8 +97,8 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 		case w.Dead != nil:
 		case w.try != nil:
 			kept.State, kept.Why = stateDown, w.try.cause
-		case w.Down != nil:
-			kept.State, kept.Why = stateDown, w.Down
+		case w.replaced: // before its calls are told, and after
+			kept.State, kept.Why = stateDown, cl.causeOf(w.Rank)
 		}
 		note.Workers = append(note.Workers, kept)
 	}

@@ -146,10 +146,11 @@ func (h *Head) restoreCluster(kept *journal.Cluster) error {
 		case w.state == "ready":
 			h.resuming.waits[w] = true
 			cl.ready++
-		case w.state == stateDown:
-			h.resuming.lost[w], w.Dead, w.state = k.Why, nil, "starting" // so that it is lost as one that restarts
-		case w.state != "dead":
-			h.resuming.lost[w] = spec.Errorf(spec.CodeWorkerDied, "%s on %s was being started when the head ended", w.Name, w.Node)
+		case w.state != "dead": // stateDown
+			w.Dead, w.state = nil, "starting" // so that it is lost as one that restarts
+			if h.resuming.lost[w] = k.Why; k.Why == nil {
+				h.resuming.lost[w] = spec.Errorf(spec.CodeWorkerDied, "%s on %s was being started when the head ended", w.Name, w.Node)
+			}
 		}
 	}
 	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
@@ -463,14 +464,14 @@ func (h *Head) replayLocked(workers []*worker, b *batch) {
 		w *worker
 		f *wire.Frame
 	}
-	var all []kept
+	var all, released []kept
 	for _, w := range workers {
 		for i := range w.early {
 			f := &w.early[i].Frame
 			if f.Kind == wire.KindResult {
 				all = append(all, kept{w, f})
-			} else if verb, rest, err := wire.ReadVerb(f.Body); err == nil && verb == "release" {
-				_ = h.releasedLocked(lease.Worker(w.Number), rest)
+			} else {
+				released = append(released, kept{w, f})
 			}
 		}
 		w.comeback = comeback{}
@@ -478,6 +479,11 @@ func (h *Head) replayLocked(workers []*worker, b *batch) {
 	slices.SortStableFunc(all, func(a, b kept) int { return cmp.Compare(a.f.ID, b.f.ID) })
 	for _, k := range all {
 		_ = h.resultLocked(k.w, k.f, b) // what cannot be read is as good as lost
+	}
+	for _, k := range released { // which may be of what a result has just named
+		if verb, rest, err := wire.ReadVerb(k.f.Body); err == nil && verb == "release" {
+			_ = h.releasedLocked(lease.Worker(k.w.Number), rest)
+		}
 	}
 }
 
