@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+from time import monotonic
 
 import numpy as np
 import pytest
-from runtime.harness import Agent, Peer, Worker
+from runtime.harness import DEADLINE, Agent, Peer, Worker
 
 from muster import _wire
 
@@ -33,7 +34,11 @@ def test_tasks_tell_where_coroutines_wait(worker: Worker) -> None:
     assert worker.control.ask("tasks", {})["text"] == ""
     worker.calls.leg(7, "forever")
     assert worker.line() == "forever"
-    title, innermost, outermost = worker.control.ask("tasks", {})["text"].splitlines()
+    lines: list[str] = []
+    until = monotonic() + DEADLINE
+    while len(lines) < 3 and monotonic() < until:  # it may not have come to wait yet
+        lines = worker.control.ask("tasks", {})["text"].splitlines()
+    title, innermost, outermost = lines
     assert title == "task call 7 forever (most recent call first):"
     assert innermost.startswith('  File "') and innermost.endswith(" in sleep")
     assert outermost.endswith(" in forever") and "samples.py" in outermost
