@@ -133,13 +133,20 @@ func (t *Table) PutAnswer(caller uint32, id uint64, rank int, r Result) *Call {
 	return c
 }
 
-// Settle ends the coming back: calls get their places, what workers lack is sent,
-// and results count from now on. What workers have got of calls that nobody sent
-// again runs on where its caller is back, and so has its answer; else it is
-// cancelled. made is told of each such call, before orders name it.
+// Settle ends the coming back: Prepare, then Go.
 func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op {
+	ops := slices.Clone(b.Prepare(back, made))
+	return append(ops, b.Go()...)
+}
+
+// Prepare gives calls their places; results count from now on, but nothing is sent
+// before Go, so that what has failed is known by then. What workers have got of
+// calls that nobody sent again runs on where its caller is back, and so has its
+// answer; else it is cancelled. made is told of each such call, before orders name it.
+func (b *Comeback) Prepare(back func(caller uint32) bool, made func(*Call)) []Op {
 	t := b.t
 	t.ops = t.ops[:0]
+	t.paused = true
 	b.number()
 	for _, w := range b.workers() {
 		mine := b.seqs[w]
@@ -156,13 +163,21 @@ func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op 
 		b.giveUpLegs(c)
 		t.putBack(c)
 	}
-	for _, c := range b.calls {
-		t.release(c.Cluster)
-	}
 	for _, c := range orphans {
 		if !back(c.Caller) {
 			t.cancelOthers(c)
 		}
+	}
+	return t.ops
+}
+
+// Go sends what workers lack, and what waited.
+func (b *Comeback) Go() []Op {
+	t := b.t
+	t.ops = t.ops[:0]
+	t.paused = false
+	for _, c := range b.calls {
+		t.release(c.Cluster)
 	}
 	return t.ops
 }
@@ -273,6 +288,7 @@ func (b *Comeback) number() {
 					late[r], r.misplaced = true, true
 				}
 			}
+			floor = max(floor, (c.ID-1)&^(idStep-1)) // numbers that were given in order end there
 			for _, r := range between(floor, c.ID, fits, taken) {
 				late[r], r.misplaced = true, true
 			}

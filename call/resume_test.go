@@ -410,7 +410,7 @@ func (w *cutWorld) kill() {
 			w.bytes[back.Call(inv.request(w))] = true
 		}
 	}
-	w.orders(back.Settle(func(uint32) bool { return true }, func(*Call) {}))
+	w.orders(back.Prepare(func(uint32) bool { return true }, func(*Call) {}))
 	for _, ranks := range w.ranks {
 		for _, rk := range ranks {
 			for _, l := range rk.got {
@@ -421,6 +421,7 @@ func (w *cutWorld) kill() {
 			}
 		}
 	}
+	w.orders(back.Go())
 	for _, put := range puts {
 		w.orders(w.table.Acked(put))
 	}

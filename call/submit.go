@@ -123,7 +123,7 @@ func (t *Table) send(c *Call) {
 
 // release sends what is at the front of a cluster's queue and waits no more.
 func (t *Table) release(cl *Cluster) {
-	for len(cl.held) > 0 && cl.full == 0 {
+	for len(cl.held) > 0 && cl.full == 0 && !t.paused {
 		c := cl.held[0]
 		if c.bare || (len(c.needs) > 0 && c.Paired == nil) {
 			return

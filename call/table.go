@@ -190,6 +190,7 @@ type Table struct {
 	next     ID
 	calls    map[ID]*Call
 	byCaller map[callerKey]*Call
+	paused   bool // nothing is sent
 	ops      []Op
 }
 

@@ -296,18 +296,25 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 		}
 		return nil
 	}
+	c.endLocked(f, b)
+	return nil
+}
+
+// endLocked takes Cancel and Expire, and says whether there is such a call.
+func (c *caller) endLocked(f *wire.Frame, b *batch) bool {
+	h := c.h
 	target := h.table.FindCaller(c.number, f.ID)
 	if target == nil {
-		return nil // answered already
+		return false // answered already
 	}
 	if f.Kind == wire.KindCancel {
 		kill := len(f.Body) == 1 && f.Body[0] == mtrue
 		h.ordersLocked(h.table.Cancel(target, kill), b)
 		h.overdueLater(target)
-		return nil
+		return true
 	}
 	h.ordersLocked(h.table.Expire(target), b)
-	return nil
+	return true
 }
 
 // gone: the connection ended. Its process may come back on another.

@@ -368,7 +368,7 @@ func (h *Head) settle() {
 	}
 	h.resuming = nil
 	back := func(number uint32) bool { return h.callers[number] != nil && h.callers[number].all }
-	ops := together.Settle(back, h.orphanLocked)
+	ops := together.Prepare(back, h.orphanLocked)
 	for _, put := range r.made {
 		if put.call.Leased {
 			h.arrivedLocked(0, lease.Call(uint64(put.call.ID)), put.bufs)
@@ -376,9 +376,15 @@ func (h *Head) settle() {
 	}
 	h.ordersLocked(ops, &b)
 	h.replayLocked(workers, &b)
+	for _, c := range callers {
+		c.early = slices.DeleteFunc(c.early, func(e earlyFrame) bool {
+			return (e.Kind == wire.KindCancel || e.Kind == wire.KindExpire) && c.endLocked(&e.Frame, &b)
+		})
+	}
 	for _, w := range r.losses() {
 		h.lostLocked(w, r.lost[w], &b)
 	}
+	h.ordersLocked(together.Go(), &b)
 	for _, w := range workers {
 		w.releaseLocked(&b)
 	}

@@ -30,7 +30,6 @@ type Worker struct {
 	legs     []*Leg     // not answered yet, oldest first
 	kept     []*Leg     // not released yet, oldest first
 	received uint32     // legs, ever
-	last     uint64     // the call of the last one
 	begun    bool
 	ready    *wire.Ready
 	gone     bool
@@ -248,11 +247,11 @@ func (w *Worker) take(cast Leg) {
 	leg.Worker = w
 	w.mu.Lock()
 	w.release(leg.ack, nil)
-	if leg.Call <= w.last && !w.agent.script.Unordered {
-		panic(fmt.Sprintf("%s got call %x after call %x", w.Name, leg.Call, w.last))
+	if n := len(w.kept); n > 0 && leg.Call <= w.kept[n-1].Call && !w.agent.script.Unordered {
+		panic(fmt.Sprintf("%s got call %x after call %x", w.Name, leg.Call, w.kept[n-1].Call))
 	}
 	w.received++
-	leg.seq, w.last = w.received, leg.Call
+	leg.seq = w.received
 	w.legs, w.kept = append(w.legs, leg), append(w.kept, leg)
 	w.mu.Unlock()
 	if w.agent.script.Answer != nil {
