@@ -52,6 +52,14 @@
 // their kind, and errors.Is finds context.DeadlineExceeded and context.Canceled
 // in those that a context caused.
 //
+// # When the head is killed
+//
+// A session outlives its head. One that it started itself is started anew, at most
+// three times a minute; another is dialled until it is there again, for 30 seconds
+// (MUSTER_HEAD_GRACE). Meanwhile calls wait, and what workers run goes on; then
+// everything unanswered is asked of the new head, nothing runs twice, and calls
+// just return. What cannot be found again fails with [CodeHeadLost].
+//
 // Everything here may be used concurrently. The package imports value, column,
 // object, wire, spec and session. It never decides what goes where; that is the
 // head's.

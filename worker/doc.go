@@ -36,8 +36,11 @@
 //	making    the function given to Main makes the class; an error or a panic
 //	          there is the cluster's reason for not starting
 //	ready     calls run one after another, or several at once (Concurrency)
-//	ending    at SIGTERM, or when the head or agent is gone: contexts of calls
-//	          end, those that do not return within 2 s are left, OnEnd runs
+//	away      the head is gone: what runs goes on, results are kept, and a head
+//	          is dialled for as long as the grace lasts (MUSTER_HEAD_GRACE)
+//	ending    at SIGTERM, when the agent is gone, or no head is there in time:
+//	          contexts of calls end, those that do not return within 2 s are
+//	          left, OnEnd runs
 //
 // A method's error is the caller's; so is its panic, with its stack, and the
 // worker lives on. A cancel, and the end of the worker, end a call's context;
@@ -45,6 +48,6 @@
 // deadline the stacks of all goroutines are told, those of methods first.
 //
 // The package imports the controller's (a worker may call other clusters),
-// value, object, wire, dispatch, process and spec. It never decides what is
+// value, object, wire, dispatch, process, session and spec. It never decides what is
 // called.
 package worker
