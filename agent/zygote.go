@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -158,6 +159,7 @@ type zygote struct {
 	tellOnce sync.Once // of why, to the user
 
 	waiting int // workers that wait until it is ready; under the lock of zygotes
+	doomed  atomic.Bool // it was killed, and may not be gone yet
 
 	gone chan struct{} // closed when it has ended and its forks have failed
 }
@@ -321,7 +323,11 @@ func (z *zygote) lost(doing string) error {
 	return e
 }
 
-func (z *zygote) kill() { z.child.Signal(syscall.SIGKILL) }
+// kill ends the zygote; nobody is given it any more.
+func (z *zygote) kill() {
+	z.doomed.Store(true)
+	z.child.Signal(syscall.SIGKILL)
+}
 
 // watch sees to the zygote's end: whatever it left goes, forks that it did not
 // announce among it.

@@ -31,7 +31,7 @@ func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) 
 	if zs.shut {
 		return nil, spec.Errorf(spec.CodeStartup, "node %s is stopping", zs.node)
 	}
-	if z := zs.byKey[key]; z != nil {
+	if z := zs.byKey[key]; z != nil && !z.doomed.Load() {
 		select {
 		case <-z.child.Done():
 		default:

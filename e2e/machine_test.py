@@ -73,7 +73,7 @@ def test_a_preload_that_never_ends(
     monkeypatch.syspath_prepend(str(tmp_path))
     how = {"world_size": 2, "preload": ["json", "endless_preload"]}
     with pytest.raises(TimeoutError) as caught:
-        with cluster(Probe, rm, name="endless", startup_timeout=1.5, **how):
+        with cluster(Probe, rm, name="endless", startup_timeout=5, **how):
             pass
     assert (
         "ranks 0-1: it has no process yet: its zygote is importing endless_preload (preload)"
