@@ -158,7 +158,7 @@ type zygote struct {
 	why      string
 	tellOnce sync.Once // of why, to the user
 
-	waiting int // workers that wait until it is ready; under the lock of zygotes
+	waiting int         // workers that wait until it is ready; under the lock of zygotes
 	doomed  atomic.Bool // it was killed, and may not be gone yet
 
 	gone chan struct{} // closed when it has ended and its forks have failed
