@@ -20,7 +20,7 @@ type comeback struct {
 // earlyFrame is a frame that was put aside.
 type earlyFrame struct {
 	wire.Frame
-	from *callerConn // nil for one of a worker's
+	end lineEnd // that it came by, of a caller's
 }
 
 // takesLocked says whether a frame of a caller is to be handled now. While others
@@ -36,7 +36,7 @@ func (c *callerConn) takesLocked(f *wire.Frame, verb string, b *batch) (bool, er
 		return true, nil
 	}
 	f.Keep()
-	c.early = append(c.early, earlyFrame{*f, c})
+	c.early = append(c.early, earlyFrame{*f, c.lineEnd})
 	if c.all && c.lineEnd.conn != nil && b.inLane {
 		b.held = c.caller
 	}

@@ -238,6 +238,7 @@ func (h *Head) loseLaterLocked(w *worker, why *spec.Error) {
 	if r.lost[w] == nil {
 		r.lost[w] = why
 	}
+	h.endCallersLocked(w)
 	h.settleSoonLocked()
 }
 
@@ -519,8 +520,7 @@ func (c *caller) drain() {
 		h.mu.Unlock()
 		var b batch
 		for i := range early {
-			from := *early[i].from // whose reader goes on with what comes behind
-			from.drains = true
+			from := callerConn{caller: c, lineEnd: early[i].end, drains: true}
 			if err := from.handle(&early[i].Frame, &b); err != nil {
 				h.opts.Log.Warn("a frame of before cannot be handled", "err", err)
 			}
