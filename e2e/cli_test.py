@@ -236,8 +236,12 @@ def test_errors_of_a_plan_are_those_of_a_start(tmp_path: Path, fields: dict[str,
 
 
 def test_status_stacks_and_logs_of_a_running_script(script: Script) -> None:
-    done = run("status")
-    assert done.returncode == 0, done
+    end = time.monotonic() + 30
+    while True:  # the other ranks may take a moment to answer
+        done = run("status")
+        assert done.returncode == 0, done
+        if "1 of 8 ranks: 2 " in done.stdout or time.monotonic() > end:
+            break
     for words in (
         f"ppo.py, up .* session {script.session}",
         f"process {script.process.pid}, head {script.head}, virtual 2x4, logs in ",
