@@ -119,3 +119,24 @@ def test_what_comes_while_others_come_back(tmp_path: Path, method: str) -> None:
         assert got == [[0, 1]] if method == "ask" else got[0]["x"].sum() == 256 * 1024
         del got, ref
         assert eventually(lambda: not objects()), objects()
+
+
+@pytest.mark.chaos
+def test_who_dies_while_others_come_back(tmp_path: Path) -> None:
+    with (
+        session("2x2"),
+        pool(2, 2) as rm,
+        cluster(Mortal, rm, name="there", device_mapping="2-3") as there,
+        cluster(Busy, rm, name="here", device_mapping="0") as here,
+    ):
+        there.initialize(str(tmp_path))
+        here.initialize(str(tmp_path))
+        (tmp_path / "hold-step").touch()
+        ref = here.ask("there", blocking=False)  # which waits for what it has called
+        assert eventually(lambda: "step 1" in (tmp_path / "trace").read_text(), 30)
+        os.kill(here.workers[0].pid, signal.SIGSTOP)  # the next head waits for it
+        kill_head()
+        muster.wait([ref], timeout=0.3)
+        os.kill(here.workers[0].pid, signal.SIGKILL)
+        with pytest.raises(muster.WorkerDiedError, match=r"here-0-G0.*SIGKILL"):
+            muster.get(ref, timeout=10)
