@@ -55,9 +55,20 @@ func (h holding) drop(objects []objectID) []objectID {
 	return given
 }
 
-// release tells the head what a worker does not know of any more.
+// take has a worker know of objects.
+func (p *process) take(objects []objectID) {
+	p.objects.add(objects)
+	for _, o := range objects {
+		p.w.inHand[o]++
+	}
+}
+
+// giveBack tells the head what a worker does not know of any more.
 func (p *process) giveBack(objects []objectID) {
 	given := p.objects.drop(objects)
+	for _, o := range given {
+		p.w.inHand[o]--
+	}
 	if l := p.link; l != nil && len(given) > 0 {
 		h := p.w.head
 		l.send(toHead, func() { h.workerReleases(p, given) })
@@ -158,13 +169,10 @@ func (r *rules) freed(o objectID) {
 			r.brk("objects stay while somebody knows of them", "%x, which caller %d has", uint64(o), c.number)
 		}
 	}
-	for _, cl := range r.w.clusters {
-		for _, s := range cl.seats {
-			if s.proc.alive && s.proc.objects[o] > 0 {
-				r.brk("objects stay while somebody knows of them", "%x, which %s has", uint64(o), s.proc.name())
-			}
-		}
+	if r.w.inHand[o] > 0 {
+		r.brk("objects stay while somebody knows of them", "%x, which a worker has", uint64(o))
 	}
+	delete(r.w.inHand, o)
 }
 
 // there: what a leg or an answer names can be read, unless its node is gone.

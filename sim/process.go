@@ -149,7 +149,7 @@ func (p *process) sendResult(g *leg, again bool) {
 // receive takes a leg. Its link keeps the head's order.
 func (p *process) receive(id call.ID, inv *invocation, data []int64, named []objectID, ack uint32) {
 	p.w.rules.there(named, "a leg", inv)
-	p.objects.add(named)
+	p.take(named)
 	p.through(ack)
 	p.received++
 	g := &leg{seq: p.received, id: id, inv: inv, data: data, named: named}
@@ -249,7 +249,7 @@ func (p *process) finish(g *leg, err *spec.Error) {
 	if err == nil {
 		g.value = compute(g.inv.in.Method, p.rank, g.data)
 		g.made = []objectID{p.w.makeObject(p.node)}
-		p.objects.add(g.made)
+		p.take(g.made)
 	}
 	p.w.rules.ended(p, g)
 	if g.released {
@@ -298,6 +298,9 @@ func (p *process) die(told bool) {
 	p.alive, p.lastOf = false, p.w.epoch
 	p.w.rules.died(p)
 	delete(p.node.procs, p.number)
+	for o, n := range p.objects {
+		p.w.inHand[o] -= n
+	}
 	p.link.hangUp()
 	p.link = nil
 	if p.caller != nil {

@@ -68,7 +68,7 @@ func (r *rules) began(p *process, g *leg) {
 		r.brk("a leg runs at most once", "call %d of caller %d, which is not idempotent, runs again on a new process of %s", g.inv.id, g.inv.caller.number, p.name())
 	}
 	r.runs[key] = append(before, p)
-	if !slices.Contains(g.inv.allRanks(), p.rank) || g.inv.cluster != p.cluster {
+	if g.inv.ranks != nil && !slices.Contains(g.inv.ranks, p.rank) || g.inv.cluster != p.cluster {
 		r.brk("legs go to the ranks of their call", "%s runs call %d of caller %d", p.name(), g.inv.id, g.inv.caller.number)
 	}
 	if last := p.last[g.inv.caller.number]; last >= g.inv.id {

@@ -35,6 +35,7 @@ type world struct {
 	workers  uint32                 // numbers given
 	lost     map[uint64]*spec.Error // in the journal: calls that were lost with a process that was replaced
 	objects  uint64                 // made so far
+	inHand   map[objectID]int       // how often live workers know of one
 	stored   map[objectID]bool      // what lies in stores; true: a head had it held
 	rules    rules
 	trace    *strings.Builder // what happens, where somebody wants to read it
@@ -181,7 +182,7 @@ func (l *link) end() {
 
 // run runs a script to its end and says which rule was broken; nil: none.
 func run(s *Script, trace *strings.Builder) (broken *Broken) {
-	w := &world{script: s, trace: trace, lost: map[uint64]*spec.Error{}, stored: map[objectID]bool{}}
+	w := &world{script: s, trace: trace, lost: map[uint64]*spec.Error{}, stored: map[objectID]bool{}, inHand: map[objectID]int{}}
 	w.rules.w = w
 	defer func() {
 		if what := recover(); what != nil {
