@@ -131,10 +131,10 @@ func outOn(workers []*Worker) []*Call {
 }
 
 // again says that what of c was out on a rank that is down waits for the next
-// process. A rank that has raised in the meantime most likely did because of the
+// process, where its arguments can be told to that. A rank that has raised in the meantime most likely did because of the
 // death, which is then what to tell.
 func (c *Call) again() bool {
-	return c.Idempotent && !c.acked && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
+	return c.Idempotent && !c.acked && c.HasDeps() && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
 }
 
 // undo takes back what was done of a call that is run again as a whole.
