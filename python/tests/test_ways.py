@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
@@ -112,6 +113,9 @@ def test_one_that_is_killed_is_followed(played: Played) -> None:
     first = played.way.head.pid
     assert played.call() == "answered"
     assert played.started() == ["head --embedded", RESUMED]
+    end = time.monotonic() + 30
+    while not played.said and time.monotonic() < end:
+        time.sleep(0.001)  # the call may be answered before it is told
     (told,) = played.said
     assert told.startswith(f"muster: the head (process {first}) was killed by SIGKILL; a new one ")
 
