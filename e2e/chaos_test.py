@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 
 import pytest
 
@@ -16,6 +17,7 @@ SEEDS = (19, 303, 304, 314, 409, 415, 417, 500, 626, 702, 727, 803)
 def play(seed: int) -> None:
     outcome = run_round(seed, ROOT / "build" / "chaos" / f"test-{seed}", seconds=60)
     assert not outcome.broken, outcome.report()
+    shutil.rmtree(outcome.folder)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
