@@ -303,20 +303,26 @@ def _cycle_objection(facts: Facts, step: Step) -> str:
 
 def _taint_objection(facts: Facts, error: Line, at: float) -> str:
     """A rank is tainted by a cancel of what it runs: its caller's, or with the death of the
-    caller, or of another rank where nothing restarts."""
+    caller, or of another rank that is not restarted, as none is whose node is lost."""
     team = error["cluster"]
     cancels = [facts.plan.steps[line["call"]] for line in facts.of("cancel") if line["at"] <= at]
     losers = {s.team for s in facts.plan.steps.values() if s.inner == team}
     losers |= {team} if facts.plan.team(team).on_failure == "fail" else set()
-    if any(s.team == team for s in cancels) or any(_died(facts, t) for t in losers):
+    cancelled = any(s.team == team for s in cancels)
+    if cancelled or _lost(facts, team) or any(_died(facts, t) for t in losers):
         return ""
     return f"and nothing of {team} was cancelled"
 
 
 def _died(facts: Facts, team: str) -> bool:
     """Whether anything of a team died."""
-    gone = {node for name, node in facts.places.items() if name.startswith(f"{team}/")}
-    return any(d.team == team for d in facts.deaths) or bool(gone & set(facts.lost))
+    return any(d.team == team for d in facts.deaths) or _lost(facts, team)
+
+
+def _lost(facts: Facts, team: str) -> bool:
+    """Whether a node of a team was lost."""
+    nodes = {node for name, node in facts.places.items() if name.startswith(f"{team}/")}
+    return bool(nodes & set(facts.lost))
 
 
 def _death_objection(facts: Facts, near: list[Step], error: Line, at: float) -> str:
@@ -345,8 +351,7 @@ def _again_objection(facts: Facts, near: list[Step], error: Line) -> str:
     if team.on_failure == "fail":
         return ""
     deaths = [d for d in facts.deaths if d.team == team.name]
-    nodes = {facts.places[f"{team.name}/{rank}"] for rank in range(team.world)}
-    if nodes & set(facts.lost) or len(deaths) > team.max_restarts:
+    if _lost(facts, team.name) or len(deaths) > team.max_restarts:
         return ""
     return f"and it is idempotent, on a team with {team.on_failure}"
 

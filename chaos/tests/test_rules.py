@@ -194,6 +194,12 @@ def tainted_by_nobody(s: Story) -> None:
     s.fails("a", "tainted", cluster="t", rank=0)
 
 
+def tainted_by_a_restart(s: Story) -> None:
+    s.kill(who="r/1")
+    s.call("g")
+    s.fails("g", "tainted", cluster="r", rank=0)
+
+
 def death_of_nobody(s: Story) -> None:
     s.call("a")
     s.fails("a", "worker_died", **DEATH)
@@ -296,6 +302,7 @@ BREAKS: dict[Callable[[Story], None], str] = {
     cancelled_by_nobody: "errors",
     deadline_of_nobody: "errors",
     tainted_by_nobody: "errors",
+    tainted_by_a_restart: "errors",
     death_of_nobody: "errors",
     death_of_another_rank: "errors",
     death_on_another_node: "errors",
@@ -379,4 +386,12 @@ def test_a_wait_that_would_close_a_cycle_may_be_told() -> None:
     s = Story()
     s.call("j")  # it calls r, where m may wait for h, which comes after j
     s.fails("j", "deadlock")
+    assert s.judged() == []
+
+
+def test_who_is_left_of_a_call_when_a_node_is_lost_may_be_tainted() -> None:
+    s = Story()
+    s.kill("agent", node=1)
+    s.call("g")
+    s.fails("g", "tainted", cluster="r", rank=0)
     assert s.judged() == []
