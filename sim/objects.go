@@ -16,6 +16,9 @@ type objectID = lease.Object
 // resumer holds everything until a new head knows who has what.
 const resumer = lease.Holder(1<<62 | 1)
 
+// fewObjects is how many ranks of a cluster make objects.
+const fewObjects = 16
+
 // makeObject puts a result into the store of a node.
 func (w *world) makeObject(n *node) objectID {
 	w.objects++

@@ -248,8 +248,10 @@ func (p *process) finish(g *leg, err *spec.Error) {
 	g.done, g.err = true, err
 	if err == nil {
 		g.value = compute(g.inv.in.Method, p.rank, g.data)
-		g.made = []objectID{p.w.makeObject(p.node)}
-		p.take(g.made)
+		if p.rank < fewObjects { // every leg of a next call may name them all
+			g.made = []objectID{p.w.makeObject(p.node)}
+			p.take(g.made)
+		}
 	}
 	p.w.rules.ended(p, g)
 	if g.released {
