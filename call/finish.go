@@ -45,6 +45,9 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 	switch {
 	case c.State == Answered:
 	case c.Split:
+		if r.Err != nil {
+			r.Err = c.cause(r.Err) // for those that name it, too
+		}
 		if !l.told { // else it was run again: what its caller was told stands
 			l.Result = r
 		}
@@ -52,7 +55,7 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 			l.told = true
 			c.told++
 			if r.Err != nil {
-				t.op(FailLeg, c, leg, c.cause(r.Err))
+				t.op(FailLeg, c, leg, r.Err)
 			} else {
 				t.op(AnswerLeg, c, leg, nil)
 			}
