@@ -36,6 +36,7 @@ type invocation struct {
 	rows    []int64
 	futures []call.Future
 	named   []objectID // by rows that came with an answer
+	kept    []objectID // named by answers to what it needs
 	parent  call.ID
 	proc    *process // whose leg makes it
 
@@ -232,6 +233,12 @@ func (c *caller) hear(id uint64, a answer) {
 	}
 	c.w.rules.there(a.objects, "an answer", inv)
 	inv.answers = append(inv.answers, a)
+	for _, other := range c.open { // a next head may have to be told it
+		if slices.ContainsFunc(other.futures, func(f call.Future) bool { return f.CallerID == id }) {
+			other.kept = append(other.kept, a.objects...)
+			c.use(a.objects, 1)
+		}
+	}
 	if err != nil && inv.failed == nil {
 		inv.failed = err
 	}
@@ -243,6 +250,7 @@ func (c *caller) hear(id uint64, a answer) {
 	}
 	inv.answered = true
 	c.use(inv.named, -1)
+	c.use(inv.kept, -1)
 	c.open = slices.DeleteFunc(c.open, func(o *invocation) bool { return o == inv })
 	if c.read%7 == 0 { // now and then it has nothing else to say
 		c.acknowledge()

@@ -154,7 +154,8 @@ func (r *rules) explained(inv *invocation, code spec.Code, seen map[*invocation]
 		code == spec.CodeCancelled && inv.deadline > 0 && in.OnTimeout == "cancel",
 		(code == spec.CodeWorkerDied || code == spec.CodeNodeLost) && gone,
 		code == spec.CodeNotFound && inv.cluster.gone,
-		code == spec.CodeHeadLost && gone && r.w.epoch > 1, // its result went with a process and a head
+		// Its result went with a process and a head, or the word that it had ended with a head alone.
+		code == spec.CodeHeadLost && r.w.epoch > 1 && (gone || inv.cancelled > 0 || inv.deadline > 0 && r.w.now >= inv.deadline),
 		code == spec.CodeDeadlock && inv.parent != 0:
 		return true
 	}
