@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 
 import pytest
@@ -22,12 +21,6 @@ def play(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_round(seed: int) -> None:
-    play(seed)
-
-
-def test_a_fresh_round() -> None:
-    seed = random.SystemRandom().randrange(10**6, 10**9)
-    print(f"seed {seed}")
     play(seed)
 
 
