@@ -262,8 +262,8 @@ def errors(facts: Facts) -> Iterator[Broken]:
         yield Broken("errors", "the script itself failed", tuple(line["error"]["text"].split("\n")))
 
 
-#: What a new head cannot put together again says so; docs/failures.md has the cases.
-_PARTLY = "make the call again"
+#: The one case that a new head cannot put together again yet; docs/failures.md tells of it.
+_PARTLY = "some ranks had got their part of the rows when the head ended"
 
 
 def objection(facts: Facts, step: Step, error: Line, at: float) -> str:
