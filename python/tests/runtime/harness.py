@@ -355,7 +355,11 @@ class Agent:
                 f"no {role} connection; the worker said:\n{self.workers[-1].said()}"
             ) from None
         peer = Peer(sock)
-        frame = peer.read()
+        try:
+            frame = peer.read()
+        except EOFError:  # of a worker that dialled to come back, and was ended
+            sock.close()
+            return self.accept(role, stacks)
         peer.hello = _wire.unpack(frame.body)
         assert peer.hello["role"] == role
         assert peer.hello["token"] == f"secret-{peer.hello['worker']}"
@@ -364,7 +368,7 @@ class Agent:
         welcome = {"version": 1, "release": "0", "session": "s", "address": "", "log_dir": ""}
         try:
             peer.send(_wire.KIND_WELCOME, 0, welcome)
-        except BrokenPipeError:  # of a worker that wanted to come back, and was ended
+        except BrokenPipeError:  # the same, a moment later
             sock.close()
             return self.accept(role, stacks)
         return peer
