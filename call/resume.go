@@ -133,6 +133,18 @@ func (t *Table) PutAnswer(caller uint32, id uint64, rank int, r Result) *Call {
 	return c
 }
 
+// PutParts says what an answer that was put was joined of: calls that take it part
+// by part find each in the leg of that number.
+func (t *Table) PutParts(c *Call, parts []Result) {
+	if !c.put || c.Split || len(c.Legs) > 0 {
+		return
+	}
+	for i, r := range parts {
+		c.Ranks = append(c.Ranks, i)
+		c.Legs = append(c.Legs, Leg{Done: true, Result: r})
+	}
+}
+
 // Settle ends the coming back: Prepare, then Go.
 func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op {
 	ops := slices.Clone(b.Prepare(back, made))

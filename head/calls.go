@@ -38,11 +38,10 @@ type pending struct {
 	layout  *spec.Error           // what is wrong with them
 	unread  int                   // Answers that its caller has not acknowledged
 
-	put       bool // all there is of it is its answer, given back by its caller
-	planned   bool
-	spliced   bool // its arguments are complete
-	uncertain bool // how it was cut before cannot be told
-	watch     watched
+	put     bool // all there is of it is its answer, given back by its caller
+	planned bool
+	spliced bool // its arguments are complete
+	watch   watched
 }
 
 var rankZero = []int{0}

@@ -455,7 +455,6 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	}
 	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
-	p.uncertain = together.Known(req.Origin()) && len(p.waits) > 0 && p.paired == nil && p.pairs()
 	req.Leased = wire.HasRefs(f.Bufs)
 	made := together.Call(req)
 	h.resuming.made = append(h.resuming.made, putCall{made, f.Bufs})
