@@ -26,12 +26,15 @@
 //	sending    anything that ends a call     as running, the legs that were not sent are skipped
 //	running    Returned without its leg      sending    Again, then SendLeg with Resent
 //	sending    Returned without its leg      sending    the same
+//	either     Returned without its leg, a
+//	           call that gave rows failed    answered   Fail
 //	settled    Returned without its leg      the same   that leg counts as ended: nobody needs it
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
 //	running    WorkersDown, not idempotent,
-//	           or a rank has raised          answered   Fail (the other legs run on; collective: CancelLeg)
+//	           a rank has raised, or a call
+//	           that gave rows failed         answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkersDown, idempotent       running    -, its legs there wait; where all ranks are down,
 //	                                                    those that are done are taken back as well
 //	running    Replace                       running    SendAgain for the legs that waited

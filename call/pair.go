@@ -36,8 +36,7 @@ func (t *Table) sendSome(c *Call) bool {
 func (c *Call) fed(leg int) bool {
 	for i, dep := range c.deps {
 		from := &dep.Legs[c.Paired[i][leg]]
-		failed := dep.State == Answered && dep.Value != nil && dep.Value.Err != nil
-		if !from.Done || from.Result.Err != nil || failed || dep.State == Held || dep.State == Expiring || dep.State == Cancelling {
+		if !from.Done || from.Result.Err != nil || dep.failed() || dep.State == Held || dep.State == Expiring || dep.State == Cancelling {
 			return false
 		}
 	}

@@ -131,11 +131,25 @@ func outOn(workers []*Worker) []*Call {
 }
 
 // again says that what of c was out on a rank that is down waits for the next
-// process, where its arguments can be told to that. A rank that has raised in the meantime most likely did because of the
-// death, which is then what to tell.
+// process, where its arguments can be told to that: they are not there any more
+// where a call has failed that had given it rows. A rank that has raised in the
+// meantime most likely did because of the death, which is then what to tell.
 func (c *Call) again() bool {
-	return c.Idempotent && !c.acked && c.HasDeps() && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
+	return c.Idempotent && !c.acked && c.HasDeps() && c.needFailed() == nil && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
 }
+
+// needFailed is what a call has failed with whose result c needs.
+func (c *Call) needFailed() *spec.Error {
+	for _, dep := range c.deps {
+		if dep.failed() {
+			return dep.Value.Err
+		}
+	}
+	return nil
+}
+
+// failed says that c was answered with an error.
+func (c *Call) failed() bool { return c.State == Answered && c.Value != nil && c.Value.Err != nil }
 
 // undo takes back what was done of a call that is run again as a whole.
 func (c *Call) undo() {
