@@ -69,9 +69,13 @@ func (t *Table) unsend(c *Call, leg int) {
 	switch {
 	case c.State != Running && c.State != Sending: // the answer is settled: it is not needed
 		l.Done = true
+		c.skipped++
 		c.left--
 		if c.left == 0 {
 			t.finish(c)
+		}
+		if c.State != Answered {
+			t.stay(c)
 		}
 		return
 	case c.State == Running:

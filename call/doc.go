@@ -23,12 +23,14 @@
 //	held       a future failed, Cancel       answered   Fail
 //	sending    the rows of a leg are there   sending    SendLeg; running with the last one
 //	sending    a rank of a leg is down       sending    -, the leg waits for Replace
-//	sending    anything that ends a call     as running, the legs that were not sent are skipped
+//	sending    anything that ends a call     as running, the legs that were not sent are skipped; those
+//	                                         behind it go out when it is answered
 //	running    Returned without its leg      sending    Again, then SendLeg with Resent
 //	sending    Returned without its leg      sending    the same
 //	either     Returned without its leg, a
 //	           call that gave rows failed    answered   Fail
-//	settled    Returned without its leg      the same   that leg counts as ended: nobody needs it
+//	settled    Returned without its leg      the same   that leg counts as ended: nobody needs it; those
+//	                                                    behind it go out when it is answered
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs

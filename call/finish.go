@@ -120,6 +120,7 @@ func (t *Table) finish(c *Call) {
 		t.answer(c, c.firstUntold())
 	case Cancelling:
 		t.answer(c, c.cancelled(""))
+		t.release(c.Cluster)
 	case Held, Sending, Expiring, Answered:
 	}
 	t.forget(c)
@@ -148,6 +149,10 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 		t.skip(c)
 	}
 	c.State = Answered
+	if c.stays {
+		c.stays = false
+		t.unhold(c)
+	}
 	if err != nil || (c.Split && c.Wanted()) { // of a Split call the legs hold the values
 		c.Value = &Result{Err: err}
 	}
@@ -250,7 +255,7 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
 	cl.gone = err
 	for _, c := range append([]*Call(nil), cl.held...) {
-		if c.State == Sending {
+		if c.State != Held {
 			t.settle(c)
 			t.answer(c, err)
 			continue
@@ -309,13 +314,12 @@ func (t *Table) cancel(c *Call) {
 		t.refuse(c, c.cancelled(" before it was sent"))
 		t.release(c.Cluster)
 	case Sending:
-		t.settle(c)
 		c.State = Cancelling
+		t.stay(c)
 		t.cancelOthers(c)
 		if c.left == 0 {
 			t.finish(c)
 		}
-		t.release(c.Cluster)
 	case Running:
 		c.State = Cancelling
 		t.cancelOthers(c)
@@ -373,6 +377,7 @@ func (t *Table) Overdue(c *Call, stacks []spec.Stack) []Op {
 		}
 	}
 	t.forget(c)
+	t.release(c.Cluster)
 	return t.ops
 }
 
@@ -394,10 +399,9 @@ func (t *Table) Expire(c *Call) []Op {
 		t.refuse(c, spec.Errorf(spec.CodeTimeout, "%s: the deadline passed before it was sent: %s", c.Title(), c.heldBy()))
 		t.release(c.Cluster)
 	case Sending:
-		t.settle(c)
 		c.State = Expiring
+		t.stay(c)
 		t.op(Stacks, c, -1, nil)
-		t.release(c.Cluster)
 	case Running:
 		c.State = Expiring
 		t.op(Stacks, c, -1, nil)
@@ -416,7 +420,11 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 	e := spec.Errorf(spec.CodeTimeout, "%s: no answer within %s from %s", c.Title(), after, c.Missing())
 	switch {
 	case c.skipped > 0:
-		e.Message = fmt.Sprintf("%s: %d of %d ranks still waited for the rows of an argument at its deadline of %s", c.Title(), c.skipped, len(c.Legs), after)
+		why := "still waited for the rows of an argument"
+		if c.Paired == nil {
+			why = "had not got it, as a connection was lost,"
+		}
+		e.Message = fmt.Sprintf("%s: %d of %d ranks %s at its deadline of %s", c.Title(), c.skipped, len(c.Legs), why, after)
 		if c.left > 0 {
 			e.Message += ", and there was no answer from " + c.Missing()
 		}
@@ -440,6 +448,7 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 		}
 	}
 	t.forget(c)
+	t.release(c.Cluster)
 	return t.ops
 }
 
@@ -470,6 +479,8 @@ func (c *Call) heldBy() string {
 	case c.Cluster.away() != nil:
 		w := c.Cluster.away()
 		return "the connection to " + w.Name + " on " + w.Node + " was lost and is not back"
+	case len(c.Cluster.held) > 0 && c.Cluster.held[0].stays:
+		return "the deadline of " + c.Cluster.held[0].Title() + ", which comes before it, has passed, or it was cancelled, and it is not answered yet"
 	case c.Cluster.full > 0:
 		return fmt.Sprintf("a worker has %d calls queued already", MaxOut)
 	}

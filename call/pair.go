@@ -55,6 +55,18 @@ func (t *Table) settle(c *Call) {
 	t.skip(c)
 }
 
+// stay gives up the legs of a call that are not out, as it is being ended, and has
+// those behind it wait until it is answered. A next head must not hear of it again
+// and of them no more: to that one it would be a call that comes after them.
+func (t *Table) stay(c *Call) {
+	if !c.stays {
+		c.stays = true
+		t.unhold(c)
+		t.hold(c)
+	}
+	t.skip(c)
+}
+
 // skip gives up the legs of a call that are not out.
 func (t *Table) skip(c *Call) {
 	for i := range c.Legs {

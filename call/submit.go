@@ -123,9 +123,9 @@ func (t *Table) send(c *Call) {
 
 // release sends what is at the front of a cluster's queue and waits no more.
 func (t *Table) release(cl *Cluster) {
-	for len(cl.held) > 0 && cl.full == 0 && !t.paused {
+	for len(cl.held) > 0 && cl.full == 0 && cl.gone == nil && !t.paused {
 		c := cl.held[0]
-		if c.bare || (len(c.needs) > 0 && c.Paired == nil) {
+		if c.stays || c.bare || (len(c.needs) > 0 && c.Paired == nil) {
 			return
 		}
 		if c.State == Held {

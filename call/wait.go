@@ -22,8 +22,10 @@ func (t *Table) Wait(w *Worker, c *Call) []Op {
 			t.release(c.Cluster)
 			return t.ops
 		}
+		t.settle(c)
 		t.answer(c, err)
 		t.cancelOthers(c)
+		t.release(c.Cluster)
 	}
 	return t.ops
 }
