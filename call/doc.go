@@ -68,6 +68,8 @@
 //	ones where not    yes                       running    the rest was given up before: skipped
 //	none, and later
 //	ones              yes                       answered   Fail: it was refused before
+//	any               yes, and it was lost      -          none: the head fails it (Refused); those that
+//	                  with a rank                          its caller made before keep their places
 //	any               no, the caller is back    answered   none: it has its answer; the legs run on
 //	any               no, the caller is gone    answered   CancelLeg
 //	-                 its answer (PutAnswer)    answered   none: it is there for those that name it

@@ -135,11 +135,6 @@ func (t *Table) release(cl *Cluster) {
 					dead = d
 				}
 			}
-			if dead == nil && c.misplaced {
-				cl.held = cl.held[1:]
-				t.refuse(c, spec.Errorf(spec.CodeHeadLost, "%s: it was not sent before the head ended, and its place in the order is past: make the call again", c.Title()))
-				continue
-			}
 			if dead != nil {
 				cl.held = cl.held[1:]
 				t.refuse(c, c.about(dead))

@@ -434,7 +434,7 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	var rt route
 	payload, err := rt.read(f.Body)
 	if err != nil {
-		c.failLocked(f.ID, spec.AsError(err), b)
+		c.failLocked(nil, f.ID, spec.AsError(err), b)
 		return
 	}
 	p, refused := h.resolveLocked(c, &rt)
@@ -447,7 +447,9 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	var req call.Request
 	if refused == nil {
 		req = h.requestOf(c, f.ID, &rt, p)
-		refused = p.cluster.lostCall(&req)
+		if refused = p.cluster.lostCall(&req); refused != nil {
+			together.Refused(req)
+		}
 	}
 	if refused != nil {
 		c.refuseAgainLocked(f.ID, refused, b)

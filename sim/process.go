@@ -55,6 +55,7 @@ type process struct {
 	ran      []origin // in order
 	last     map[uint32]uint64
 	caller   *caller // itself as one
+	ending   bool    // its cluster is gone, and so is the head that said so
 
 	objects holding
 }
@@ -292,6 +293,15 @@ func (p *process) cancel(id call.ID) {
 	}
 }
 
+// uncount takes back all that it knows of.
+func (p *process) uncount() {
+	for o, n := range p.objects {
+		for range n {
+			p.count([]objectID{o}, -1)
+		}
+	}
+}
+
 // die is the end of a process, which its agent sees.
 func (p *process) die(told bool) {
 	if !p.alive {
@@ -300,9 +310,7 @@ func (p *process) die(told bool) {
 	p.alive, p.lastOf = false, p.w.epoch
 	p.w.rules.died(p)
 	delete(p.node.procs, p.number)
-	for o, n := range p.objects {
-		p.w.inHand[o] -= n
-	}
+	p.uncount()
 	p.link.hangUp()
 	p.link = nil
 	if p.caller != nil {
