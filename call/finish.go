@@ -230,18 +230,28 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	w.here()
 	w.Dead, w.Dying = err, true
 	w.waits = nil
+	var rest []*Call // whose legs on w were still to be sent
+	for _, c := range append([]*Call(nil), w.Cluster.held...) {
+		leg := c.LegOf(w)
+		if c.State != Sending || leg < 0 || c.Legs[leg].Done {
+			continue
+		}
+		if !c.Legs[leg].sent {
+			rest = append(rest, c)
+		}
+		t.settle(c) // all of them, before anything goes on
+	}
 	for _, c := range append([]*Call(nil), w.out()...) {
 		leg := c.LegOf(w)
 		about := c.about(err)
-		t.settle(c)
 		if c.State == Running && !c.Split {
 			t.answer(c, about)
 		}
 		t.legDone(c, leg, Result{Err: about})
 		t.cancelOthers(c)
 	}
-	for _, c := range append([]*Call(nil), w.Cluster.held...) {
-		if c.State == Sending && c.LegOf(w) >= 0 { // its leg on w was still to be sent
+	for _, c := range rest {
+		if c.State != Answered {
 			t.fail(c, c.about(err))
 			t.cancelOthers(c)
 		}
@@ -276,22 +286,28 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 func (t *Table) CallerGone(caller uint32) []Op {
 	t.ops = t.ops[:0]
 	mine := t.sorted(func(c *Call) bool { return c.Caller == caller })
+	sending := map[*Call]bool{}
 	for _, c := range mine { // all of those that wait, before anything goes on
-		if c.State == Held {
+		switch c.State {
+		case Held:
 			t.unhold(c)
+		case Sending:
+			t.settle(c)
+			sending[c] = true
+		case Running, Expiring, Cancelling, Answered:
 		}
 	}
 	for _, c := range mine {
 		c.Keep = false
 		t.unwait(c)
 		t.ackLegs(c)
-		switch c.State {
-		case Sending:
+		switch {
+		case sending[c]:
 			t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
-		case Held:
+		case c.State == Held:
 			t.refuse(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
 			t.release(c.Cluster)
-		case Running, Expiring, Cancelling, Answered:
+		default:
 			t.forget(c)
 		}
 	}
