@@ -28,18 +28,19 @@ func (t *Table) WorkersDown(workers []*Worker, err *spec.Error) []Op {
 		w.waits = nil
 	}
 	calls := outOn(workers)
-	whole := len(workers) == len(cl.Workers) && cl.down == len(workers)
-	for _, c := range calls {
-		switch {
-		case !c.again():
-			t.loseDown(c, c.about(err))
-		case whole:
-			c.undo()
+	if len(workers) == len(cl.Workers) && cl.down == len(workers) { // before anyone takes what is done of them
+		for _, c := range calls {
+			if c.again() {
+				c.undo()
+			}
 		}
-	}
-	if whole {
 		for _, w := range workers {
 			w.relist(calls)
+		}
+	}
+	for _, c := range calls {
+		if !c.again() {
+			t.loseDown(c, c.about(err))
 		}
 	}
 	t.release(cl)

@@ -186,9 +186,8 @@ func (h *head) exited(number uint32, why *spec.Error) {
 	}
 	w.link = nil
 	switch {
-	case h.coming != nil: // what it had got is not known: it is lost once all is settled
+	case h.coming != nil: // it is lost once all is settled; what it has told counts
 		h.coming.exits[number] = why
-		delete(h.coming.backs, number)
 		h.settle(false)
 	case h.restarts(w):
 		h.restart(w, why)

@@ -45,7 +45,7 @@ type process struct {
 	node    *node
 	alive   bool
 	link    *link  // nil: it has none
-	lastOf  uint32 // the head under which it ended
+	lastOf  uint32 // the last head that knew what it had got
 
 	received uint32
 	mark     uint32
@@ -308,6 +308,9 @@ func (p *process) die(told bool) {
 		return
 	}
 	p.alive, p.lastOf = false, p.w.epoch
+	if h := p.w.head; h != nil && h.coming != nil && h.coming.backs[p.number] == nil {
+		p.lastOf-- // what it had got is not known to this one
+	}
 	p.w.rules.died(p)
 	delete(p.node.procs, p.number)
 	p.uncount()

@@ -152,10 +152,14 @@ func (h *head) settle(late bool) {
 		for _, cw := range cl.Workers {
 			told := b.backs[cw.Number]
 			w := h.workers[cw.Number]
-			if cw.Dead != nil || b.exits[cw.Number] != nil {
+			ended := b.exits[cw.Number] != nil
+			if ended {
+				h.table.WorkerDying(cw)
+			}
+			if cw.Dead != nil || ended && told == nil {
 				continue
 			}
-			if told == nil || w.link == nil {
+			if told == nil || w.link == nil && !ended {
 				h.w.rules.brk("who lives comes back", "%s is not back after the grace", w.Name)
 			}
 			h.leases.Replace(lease.Worker(cw.Number), told.objects)
