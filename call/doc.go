@@ -25,6 +25,7 @@
 //	sending    a rank of a leg is down       sending    -, the leg waits for Replace
 //	sending    anything that ends a call     as running, the legs that were not sent are skipped; those
 //	                                         behind it go out when it is answered
+//	sending    Cancel of who made it         answered   Fail, CancelLeg for the legs that are out
 //	running    Returned without its leg      sending    Again, then SendLeg with Resent
 //	sending    Returned without its leg      sending    the same
 //	either     Returned without its leg, a

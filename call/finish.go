@@ -318,7 +318,7 @@ func (t *Table) CallerGone(caller uint32) []Op {
 // kill, the workers of legs that do not end in time are killed.
 func (t *Table) Cancel(c *Call, kill bool) []Op {
 	t.ops = t.ops[:0]
-	c.kill = c.kill || kill
+	c.asked, c.kill = true, c.kill || kill
 	t.cancel(c)
 	return t.ops
 }
@@ -336,6 +336,7 @@ func (t *Table) cancel(c *Call) {
 		if c.left == 0 {
 			t.finish(c)
 		}
+		t.release(c.Cluster)
 	case Running:
 		c.State = Cancelling
 		t.cancelOthers(c)

@@ -57,14 +57,18 @@ func (t *Table) settle(c *Call) {
 
 // stay gives up the legs of a call that are not out, as it is being ended, and has
 // those behind it wait until it is answered. A next head must not hear of it again
-// and of them no more: to that one it would be a call that comes after them.
+// and of them no more: to that one it would be a call that comes after them. One
+// that was cancelled with the call that made it is answered at once: nobody waits
+// for it, and nobody tells when its legs are overdue.
 func (t *Table) stay(c *Call) {
-	if !c.stays {
-		c.stays = true
-		t.unhold(c)
-		t.hold(c)
-	}
 	t.skip(c)
+	t.unhold(c)
+	if c.State == Cancelling && !c.asked {
+		t.answer(c, c.cancelled(""))
+		return
+	}
+	c.stays = true
+	t.hold(c)
 }
 
 // skip gives up the legs of a call that are not out.

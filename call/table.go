@@ -135,6 +135,7 @@ type Call struct {
 	// others wait for, or may.
 	Value *Result
 
+	asked      bool    // its caller has cancelled it
 	kill       bool    // what does not end once it is cancelled is to be killed
 	acked      bool    // its caller has read the answer, or is gone
 	put        bool    // all there is of it is the answer, which its caller gave back
