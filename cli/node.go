@@ -88,6 +88,13 @@ func keeperCommand() *cobra.Command {
 	}
 }
 
+func sweeperCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "sweeper", Short: "What ends with Ray; started by muster node", Hidden: true, Args: cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error { return coded(node.Sweeper(args)) },
+	}
+}
+
 func profileNames() string {
 	var names []string
 	for _, p := range nodeplace.Profiles {

@@ -4,11 +4,12 @@
 // behind. Where a replica stands is found by node/place; what it does next is
 // decided by node/course; here are the effects.
 //
-// Two processes make up a replica. The front is what the user has started; it
-// starts the keeper, passes signals on and waits. The keeper has Ray and the
-// command as children. Both are child subreapers, and each ends all below it when
-// the other is gone, so that a kill of one leaves nothing; of both, what the
-// kernel kills with its parent (Ray's own processes, the command).
+// Three processes make up a replica. The front is what the user has started; it
+// starts the keeper, passes signals on and waits. The keeper decides, and has the
+// command and the sweeper as children; the sweeper has Ray. Each is a child
+// subreaper and ends all below it when the one above is gone, or when the one
+// below is, so that no kill leaves anything; the kernel does the rest, for Ray's
+// own processes and the command die with their parents.
 //
 // Replicas hear of each other by the board, a listener on rank 0 beside Ray's
 // port: who knows the token of Ray may say that it has joined, and is told when

@@ -25,13 +25,15 @@ const upLine = "Ray runtime started"
 // stopWithin is how long Ray may take to stop by itself.
 const stopWithin = 15 * time.Second
 
-// rayNode is the Ray of this host: `ray start --block`, and all below it. Its
-// processes die with it by the kernel's hand, as it does with us.
+// rayNode is the Ray of this host: a sweeper, `ray start --block` below it, and
+// all below that. Its processes die with it by the kernel's hand; what does not,
+// the sweeper ends, also when we are gone.
 type rayNode struct {
-	child   *process.Child
-	tail    *tail
-	stopped atomic.Bool            // it was told to
-	missing atomic.Pointer[string] // the process that ended, where ray start did not mind
+	child    *process.Child
+	lifeline *os.File
+	tail     *tail
+	stopped  atomic.Bool            // it was told to
+	missing  atomic.Pointer[string] // the process that ended, where ray start did not mind
 }
 
 // looks is how many times in a row a process of Ray's must not be there.
@@ -44,16 +46,24 @@ func startRay(reaper *process.Reaper, command, env, needed []string, up func(), 
 	if err != nil {
 		return nil, err
 	}
-	child, err := reaper.Start(process.Command{
-		Path: command[0], Args: command, Env: env, Dir: "/", Files: []*os.File{nil, writer, writer},
-		Session: true, // so that a terminal's ^C comes to us alone
-	})
-	_ = writer.Close()
+	defer writer.Close()
+	theirs, lifeline, err := os.Pipe()
 	if err != nil {
 		_ = reader.Close()
+		return nil, err
+	}
+	defer theirs.Close()
+	child, err := reaper.Start(process.Command{
+		Path: "/proc/self/exe", Args: append([]string{"muster", "sweeper", "--"}, command...), Env: env, Dir: "/",
+		Files: []*os.File{nil, writer, writer, theirs}, Orphan: true,
+		Session: true, // so that a terminal's ^C, and a kill of our group, are for us alone
+	})
+	if err != nil {
+		_ = reader.Close()
+		_ = lifeline.Close()
 		return nil, fmt.Errorf("cannot start %s: %w", command[0], err)
 	}
-	r := &rayNode{child: child, tail: &tail{}}
+	r := &rayNode{child: child, lifeline: lifeline, tail: &tail{}}
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -72,6 +82,7 @@ func startRay(reaper *process.Reaper, command, env, needed []string, up func(), 
 		case <-read:
 		case <-time.After(time.Second):
 		}
+		_ = lifeline.Close()
 		how := child.Exit().String()
 		if name := r.missing.Load(); name != nil {
 			how = *name + " has ended"
@@ -111,7 +122,7 @@ func (r *rayNode) watch(needed []string) {
 			bad = 0
 		} else if bad == looks && !r.stopped.Load() {
 			r.missing.Store(&name)
-			r.child.Signal(syscall.SIGKILL)
+			_ = r.lifeline.Close()
 		}
 	}
 }
@@ -120,7 +131,7 @@ func (r *rayNode) watch(needed []string) {
 func (r *rayNode) stop() {
 	r.stopped.Store(true)
 	r.child.Signal(syscall.SIGTERM)
-	time.AfterFunc(stopWithin, func() { r.child.Signal(syscall.SIGKILL) })
+	time.AfterFunc(stopWithin, func() { _ = r.lifeline.Close() })
 }
 
 // tail keeps the last lines of what a program prints.
