@@ -21,7 +21,14 @@ const lifelineFd = 3
 // maxConfig bounds a Config; a command line is at most 2 MiB.
 const maxConfig = 8 << 20
 
-var stopSignals = []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
+// catch takes the signals that stop. A reader of our lines that is gone is no
+// reason to end: SIGPIPE is caught, and not ignored, which children would inherit.
+func catch() <-chan os.Signal {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	return signals
+}
 
 // Front is the process that the user has started: it starts the keeper, passes
 // signals on, and ends what is left when the keeper is gone, however it went.
@@ -31,9 +38,7 @@ func Front(c Config, voice *Voice) int {
 		voice.End(1, err.Error())
 		return 1
 	}
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, stopSignals...)
-	signal.Ignore(syscall.SIGPIPE)
+	signals := catch()
 	reaper, err := process.NewReaper()
 	if err != nil {
 		return fail(err)
@@ -96,9 +101,7 @@ func startKeeper(reaper *process.Reaper, c Config) (*process.Child, *os.File, er
 // Keeper is the program `muster keeper`, which a front starts; it returns the
 // exit code.
 func Keeper() int {
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, stopSignals...)
-	signal.Ignore(syscall.SIGPIPE)
+	signals := catch()
 	syscall.CloseOnExec(lifelineFd)
 	lifeline := os.NewFile(lifelineFd, "lifeline")
 	in := bufio.NewReader(io.LimitReader(lifeline, maxConfig))

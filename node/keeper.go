@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -67,7 +68,10 @@ func (k *keeper) run(signals <-chan os.Signal, orphaned <-chan struct{}) (int, s
 	defer cancel()
 	defer close(k.stopped)
 	if k.Place.Rank == 0 {
-		if err := k.lead(ctx, signals); err != nil {
+		var early *stoppedEarly
+		if err := k.lead(ctx, signals); errors.As(err, &early) {
+			return 128 + int(early.sig), err.Error()
+		} else if err != nil {
 			return 1, err.Error()
 		}
 		defer k.board.close()

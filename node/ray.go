@@ -175,7 +175,8 @@ func RayCommand(python string, fallback func() (string, error)) ([]string, error
 		if program, err := exec.LookPath("ray"); err == nil {
 			python = shebang(program)
 			if python == "" {
-				return []string{program}, nil
+				program, err = filepath.Abs(program)
+				return []string{program}, err
 			}
 		}
 	}

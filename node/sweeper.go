@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"syscall"
 
 	"github.com/muster-rl/muster/process"
@@ -21,9 +20,7 @@ func Sweeper(command []string) int {
 		fmt.Fprintln(os.Stderr, "muster sweeper:", err)
 		return 1
 	}
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, stopSignals...)
-	signal.Ignore(syscall.SIGPIPE)
+	signals := catch()
 	syscall.CloseOnExec(lifelineFd)
 	reaper, err := process.NewReaper()
 	if err != nil {

@@ -51,7 +51,7 @@ func (v *Voice) print(s said) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.json {
-		fmt.Fprintf(v.out, "muster: %s\n", s.Text)
+		fmt.Fprintf(v.out, "muster: %s\n", harmless(s.Text))
 		return
 	}
 	s.Rank = v.rank
@@ -60,6 +60,17 @@ func (v *Voice) print(s said) {
 	if err == nil {
 		_, _ = v.out.Write(append(line, '\n'))
 	}
+}
+
+// harmless leaves out what could steer a terminal: some of it comes from Ray and
+// from other hosts.
+func harmless(text string) string {
+	return strings.Map(func(c rune) rune {
+		if c < ' ' && c != '\n' && c != '\t' || c == 0x7f {
+			return -1
+		}
+		return c
+	}, text)
 }
 
 // quoted is a command line for people: words that hold more than a shell would

@@ -75,6 +75,9 @@ type Notice struct {
 	Release string `json:"release,omitempty"`
 }
 
+// again is how often the same progress is said.
+const again = 30 * time.Second
+
 func say(event, format string, args ...any) Order {
 	return Order{Do: Say, Event: event, Text: fmt.Sprintf(format, args...)}
 }

@@ -14,6 +14,7 @@ type Leader struct {
 	notice      Notice
 	members     map[int]*member
 	shown       string // the last progress that was said
+	shownAt     time.Duration
 
 	ray      bool // it was started and has not ended
 	command  bool // so
@@ -213,7 +214,7 @@ func (l *Leader) step(now time.Duration) []Order {
 }
 
 // gather counts who is there, and starts the command when that is enough.
-func (l *Leader) gather(time.Duration) []Order {
+func (l *Leader) gather(now time.Duration) []Order {
 	l.notice.Joined = 1
 	for _, m := range l.members {
 		if m.state == Joined {
@@ -225,8 +226,11 @@ func (l *Leader) gather(time.Duration) []Order {
 	}
 	var orders []Order
 	if text := l.progress(); text != l.shown {
-		l.shown = text
+		l.shown, l.shownAt = text, now
 		orders = append(orders, say("waiting", "%s", text))
+	} else if now-l.shownAt >= again {
+		l.shownAt = now
+		orders = append(orders, say("waiting", "%s; %s of %s are over", text, span(now), span(l.limits.Join)))
 	}
 	if l.notice.Joined >= l.need {
 		l.notice.Phase, l.command = Running, true

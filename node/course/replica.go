@@ -42,6 +42,7 @@ type Replica struct {
 	tokens  int           // in a row
 	last    string        // why the last look failed
 	shown   string
+	shownAt time.Duration
 }
 
 // NewReplica makes a replica that looks for the leader at where.
@@ -149,6 +150,10 @@ func (r *Replica) Signal(_ time.Duration, name string, number int) []Order {
 // Tick says that time went on.
 func (r *Replica) Tick(now time.Duration) []Order {
 	if now < r.limits.Join {
+		if r.state == Seeking && now-r.shownAt >= again {
+			r.shownAt = now
+			return []Order{say("waiting", "still waiting for the leader at %s: %s; %s of %s are over", r.where, r.last, span(now), span(r.limits.Join))}
+		}
 		return nil
 	}
 	switch r.state {
