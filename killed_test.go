@@ -189,7 +189,7 @@ func TestHeadLost(t *testing.T) {
 	ctx := testContext(t)
 	c := s.cluster("c", muster.ClusterConfig{})
 	stuck := muster.Go[any](ctx, c.Rank(0), "stuck")
-	for range 3 {
+	for range 10 {
 		before := pidOf(t, "muster head")
 		killHead(t)
 		eventually(t, "there is another head", func() (bool, string) {
@@ -208,7 +208,7 @@ func TestHeadLost(t *testing.T) {
 	s.killed = true
 	killHead(t)
 	_, err := stuck.Get(ctx)
-	code(t, err, muster.CodeHeadLost, "SIGKILL", "started anew 3 times", "Start another session")
+	code(t, err, muster.CodeHeadLost, "SIGKILL", "started anew 10 times", "Start another session")
 	<-s.Done()
 	code(t, muster.Do(ctx, c.Rank(0), "add", 1, 2), muster.CodeHeadLost)
 	if _, err := s.Pool(ctx, 1, 0); muster.CodeOf(err) != muster.CodeHeadLost {

@@ -19,7 +19,7 @@ const (
 	dialFirst = 20 * time.Millisecond
 	dialMost  = 200 * time.Millisecond
 
-	maxRestarts   = 3 // of an embedded head within restartWindow
+	maxRestarts   = 10 // of an embedded head within restartWindow
 	restartWindow = time.Minute
 )
 

@@ -38,7 +38,7 @@ WEIGHTS = {
     ("stop", "head"): 3,
     ("stop", "script"): 2,
 }
-#: An embedded head is started anew three times a minute at most.
+#: A round is short, and an embedded head is started anew ten times a minute at most.
 MOST_HEADS = 2
 
 #: Methods and how often they are called.

@@ -22,7 +22,7 @@ from ._environment import head_grace
 #: Seconds between two attempts, at first and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 #: How often an embedded head is started anew, within so many seconds.
-_MOST_RESTARTS, _RESTART_WINDOW = 3, 60.0
+_MOST_RESTARTS, _RESTART_WINDOW = 10, 60.0
 #: Seconds within which a head that closed its connection has exited, and one that is killed.
 _EXIT_NOTICE, _EXIT_PATIENCE = 1.0, 5.0
 

@@ -140,11 +140,11 @@ def test_one_that_does_not_take_us_back(played: Played) -> None:
     assert len(played.started()) == 2
 
 
-@plays("welcome call killed", *["welcome killed"] * 4)
-def test_it_is_given_up_after_three(played: Played) -> None:
-    with pytest.raises(muster.HeadLostError, match="started anew 3 times within 60 s"):
+@plays("welcome call killed", *["welcome killed"] * 11)
+def test_it_is_given_up_after_ten(played: Played) -> None:
+    with pytest.raises(muster.HeadLostError, match="started anew 10 times within 60 s"):
         played.call()
-    assert len(played.started()) == 4
+    assert len(played.started()) == 11
 
 
 @plays("welcome call killed", "sleep")
