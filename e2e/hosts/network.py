@@ -319,8 +319,9 @@ class Hosts:
         return Ray(self, **how)
 
     def crash(self, host: int) -> None:
-        """Takes a host down at once, as a power cut does."""
+        """Takes a host down at once, as a power cut does: nobody is told by a FIN."""
         at = self.hosts[host]
+        self.link(host, up=False)
         with contextlib.suppress(ProcessLookupError):
             os.kill(at.pid, signal.SIGKILL)
         at.init.wait(START_SECONDS)
