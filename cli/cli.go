@@ -115,7 +115,7 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	var invalid *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &invalid):
-		kind := map[string]string{"int": "a whole number", "bool": "true or false"}[invalid.GetFlag().Value.Type()]
+		kind := map[string]string{"int": "a whole number", "bool": "true or false", "duration": "a time, as 90s or 10m"}[invalid.GetFlag().Value.Type()]
 		return usage("--%s is %q; it takes %s", invalid.GetFlag().Name, invalid.GetValue(), kind)
 	case !errors.As(err, &unknown):
 		return usage("%v (muster %s --help)", err, cmd.Name())

@@ -26,7 +26,10 @@ const exitCodesText = `Exit codes of muster's own commands:
   3  nothing found: no running script, no such cluster, rank or session
 
 muster run passes on the script's own exit code; 2 also means that there is no
-such script, and 1 that it could not be started.`
+such script, and 1 that it could not be started.
+
+muster node passes on the command's, on every replica; 1 also means that the
+replicas did not come together or that Ray was lost, and 128 + n a signal.`
 
 // exitCodesTopic is no command but a page of help.
 func exitCodesTopic() *cobra.Command {

@@ -160,7 +160,9 @@ func nodeConfig(o nodeOptions) (node.Config, string, error) {
 	}
 	c.Limits = course.Limits{Join: o.join, Stop: o.stop, Farewell: node.DefaultFarewell, Silence: o.silence, Refused: node.DefaultRefused}
 	if c.Token == "" { // one replica alone
-		c.Token, from = node.NewToken(), "made for this run"
+		c.Token, from = node.NewToken(), "a token made for this run"
+	} else {
+		from = "token from " + from
 	}
 	return c, from, errors.Join(errs...)
 }
@@ -183,7 +185,7 @@ func nodeFound(c node.Config, tokenFrom string) []string {
 		leader = "this host"
 	}
 	lines := []string{
-		fmt.Sprintf("rank %d (%s) of %d (%s), leader %s (%s), token from %s", p.Rank, p.RankFrom, p.World, p.WorldFrom, leader, p.LeaderFrom, tokenFrom),
+		fmt.Sprintf("rank %d (%s) of %d (%s), leader %s (%s), %s", p.Rank, p.RankFrom, p.World, p.WorldFrom, leader, p.LeaderFrom, tokenFrom),
 	}
 	return append(lines, p.Notes...)
 }

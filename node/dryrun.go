@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-rl/muster/node/place"
@@ -62,9 +63,9 @@ func DryRun(ctx context.Context, out io.Writer, c Config, found []string) error 
 	p.Ray = startWords(c.Ray, address, self.Address, c.Port, temp, c.RayFlags)
 	if p.Rank == 0 {
 		p.Command = c.Command
-		p.Waits = fmt.Sprintf("up to %v for %d of %d nodes", c.Limits.Join, c.Need, p.World)
+		p.Waits = fmt.Sprintf("up to %s for %d of %d nodes", short(c.Limits.Join), c.Need, p.World)
 	} else {
-		p.Waits = fmt.Sprintf("up to %v for the leader", c.Limits.Join)
+		p.Waits = fmt.Sprintf("up to %s for the leader", short(c.Limits.Join))
 	}
 	if c.JSON {
 		enc := json.NewEncoder(out)
@@ -74,6 +75,15 @@ func DryRun(ctx context.Context, out io.Writer, c Config, found []string) error 
 	}
 	p.print(out)
 	return nil
+}
+
+// short is a time as flags take it: 10m, not 10m0s.
+func short(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	return text
 }
 
 func (p plan) print(out io.Writer) {

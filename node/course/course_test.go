@@ -149,6 +149,15 @@ func TestRaysHeadEndsUnderTheCommand(t *testing.T) {
 	expect(t, l.Heard(10*s, 2, "id2", Left, ""), `exit 1 "Ray's head ended while the command ran: gcs_server has ended"`)
 }
 
+// A scheduler may send its signal to every process of the job.
+func TestRayEndsBecauseOfTheSameSignal(t *testing.T) {
+	l := gathered(t)
+	expect(t, l.Signal(8*s, "SIGTERM", 15, true), "signal, signal 15")
+	expect(t, l.RayEnded(9*s, "exit code 1"), "")
+	expect(t, l.CommandEnded(10*s, 143, "killed by SIGTERM"), "")
+	expect(t, l.Tick(15*s), `exit 143 "the command ended with killed by SIGTERM"`)
+}
+
 func TestALeaderWithoutAFrontKillsTheCommand(t *testing.T) {
 	l := gathered(t)
 	expect(t, l.Orphaned(8*s), "kill")

@@ -139,6 +139,8 @@ func (l *Leader) RayEnded(now time.Duration, how string) []Order {
 	switch {
 	case l.notice.Phase == Ended:
 		return l.step(now)
+	case l.command && l.stopping: // whoever stops us may have stopped Ray too
+		return nil
 	case l.command:
 		l.broken = "Ray's head ended while the command ran: " + how
 		orders := []Order{say("lost", "%s; the command is stopped", l.broken)}

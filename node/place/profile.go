@@ -7,7 +7,9 @@ import (
 
 // Setting is a variable that Ray and the command get, and who says so.
 type Setting struct {
-	Name, Value, From string
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	From  string `json:"from"`
 }
 
 // Profile is a set of variables for a kind of network. %i in a value stands for
