@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from hosts import Hosts, python_with_ray
-from replicas import Replica, job
-from running import eventually
+from replicas import SMALL, Replica, job
+from running import BINARY, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -180,6 +181,58 @@ def test_a_command_that_does_not_end_is_killed(hosts: Hosts) -> None:
         assert alone.running.stdout is not None and alone.running.stdout.readline() == "on\n"
         alone.signal(signal.SIGTERM)
         assert alone.ended() == (137, "the command ended with killed by SIGKILL")
+
+
+def test_a_signal_to_every_process_of_the_leaders_host(hosts: Hosts) -> None:
+    """As a scheduler may send it, to Ray and the command too."""
+    with job(hosts) as start:
+        replicas = [start(i, *SLEEP, world=2) for i in range(2)]
+        replicas[1].until("running")
+        front = replicas[0].running.pid
+        for pid in sorted(hosts.processes(0), key=lambda pid: pid != front):
+            os.kill(pid, signal.SIGTERM)
+        assert replicas[0].ended() == (143, "the command ended with killed by SIGTERM")
+        assert replicas[1].code() == 143
+
+
+# Runs a command line on a terminal of its own, types ^C when it says "on", and
+# exits with its code.
+TERMINAL = """
+import os, pty, sys
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(sys.argv[1], sys.argv[1:])
+said = b""
+while True:
+    try:
+        part = os.read(terminal, 4096)
+    except OSError:
+        break
+    before, said = said, said + part
+    if b"on!" in said and b"on!" not in before:
+        os.write(terminal, b"\\x03")
+sys.stdout.write(said.decode())
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+# Exits with how many SIGINTs it got.
+COUNTS = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print("o" + "n!", flush=True)
+signal.sigwait({signal.SIGINT})
+raise SystemExit(10 + (signal.sigtimedwait({signal.SIGINT}, 3) is None))
+"""
+
+
+def test_control_c_reaches_the_command_once(hosts: Hosts) -> None:
+    python = python_with_ray()
+    words: list[str | Path] = [BINARY, "node", "--rank", "0", "--world", "1", "--python", python]
+    words += [f"--ray-flag={flag}" for flag in SMALL]
+    typed: list[str | Path] = [python, "-c", TERMINAL, *words, "--", python, "-c", COUNTS]
+    done = hosts.run(0, typed, timeout=200)
+    assert done.returncode == 11, done.stdout + done.stderr
+    assert "SIGINT: the command may take 30 s to end" in done.stdout
+    assert eventually(lambda: not hosts.processes(0), 20)
 
 
 @pytest.mark.parametrize("stage", ["seeking", "joined", "running"])
