@@ -384,6 +384,8 @@ def _only_child(popen: subprocess.Popen[str]) -> int:
 
 
 def _tc(space: str, *words: str, check: bool = True) -> None:
+    if shutil.which("tc") is None:
+        raise unittest.SkipTest("needs tc: there is no program tc (iproute2)")
     done = subprocess.run(["tc", "-n", space, *words], capture_output=True, text=True, check=False)
     if not check or done.returncode == 0:
         return
