@@ -29,7 +29,7 @@ func (t *Table) Result(w *Worker, id ID, r Result) (*Call, []Op) {
 
 func (t *Table) legDone(c *Call, leg int, r Result) {
 	l := &c.Legs[leg]
-	l.Done = true
+	l.Done, l.gave = true, r.Err == nil
 	if w := l.Worker; len(w.waits) > 0 { // of what runs next it may have been told already
 		w.waits = slices.DeleteFunc(w.waits, func(o *Call) bool { return o.Parent == c.ID })
 	}

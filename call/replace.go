@@ -159,7 +159,7 @@ func (c *Call) undo() {
 			if l.Done {
 				c.left++
 			}
-			l.Done = false
+			l.Done, l.gave = false, false
 			if !l.told {
 				l.Result = Result{}
 			}

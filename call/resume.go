@@ -218,6 +218,12 @@ func (t *Table) refuseMisplaced(c *Call) {
 			break
 		}
 	}
+	for i, dep := range c.deps {
+		if gave := dep.gave(c.Futures[i]); gave != nil {
+			err = gave
+			break
+		}
+	}
 	t.unhold(c)
 	t.refuse(c, err)
 }

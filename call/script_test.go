@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // below it are the orders it led to. The commands:
 //
 //	cluster NAME RANKS [serial]
-//	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [idempotent] [on_timeout=kill] [needs=ID,ID] [in=CLUSTER/RANK:CALL] [waiting]
+//	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [idempotent] [on_timeout=kill] [leased] [needs=ID,ID/RANK] [in=CLUSTER/RANK:CALL] [waiting]
 //	result CLUSTER/RANK CALL [error=CODE]
 //	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
 //	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · lost CLUSTER/RANK · gone CLUSTER · callergone
@@ -243,15 +243,20 @@ func (s *script) request(t *testing.T, f []string) Request {
 	r := Request{
 		Caller: 1, CallerID: id, Cluster: s.clusters[name], Method: method,
 		Split: has(f, "split"), Keep: has(f, "keep"), Collective: has(f, "collective"), Idempotent: has(f, "idempotent"),
-		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"),
+		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"), Leased: has(f, "leased"),
 	}
 	for _, text := range strings.FieldsFunc(option(f, "ranks"), func(r rune) bool { return r == ',' }) {
 		rank, _ := strconv.Atoi(text)
 		r.Ranks = append(r.Ranks, rank)
 	}
 	for _, text := range strings.FieldsFunc(option(f, "needs"), func(r rune) bool { return r == ',' }) {
-		dep, _ := strconv.ParseUint(text, 10, 64)
-		r.Futures = append(r.Futures, Future{CallerID: dep, Rank: -1})
+		name, of, one := strings.Cut(text, "/")
+		dep, _ := strconv.ParseUint(name, 10, 64)
+		rank, _ := strconv.Atoi(of)
+		if !one {
+			rank = -1
+		}
+		r.Futures = append(r.Futures, Future{CallerID: dep, Rank: rank})
 	}
 	if has(f, "paired") { // leg i needs leg i of each
 		for range r.Futures {

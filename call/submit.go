@@ -77,8 +77,8 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 	case dep == nil, dep.State == Answered && dep.Value == nil:
 		return spec.Errorf(spec.CodeNotFound,
 			"%s: an argument is the future of a call that the head does not know (any more): get its value and pass that", c.Title())
-	case dep.State == Answered && dep.Value.Err != nil:
-		return dep.Value.Err
+	case dep.gave(f) != nil:
+		return dep.gave(f)
 	case f.Rank >= 0 && dep.LegOfRank(f.Rank) < 0:
 		return spec.Errorf(spec.CodeInvalid, "%s: an argument is the future of rank %d of %s, which that call is not made on", c.Title(), f.Rank, dep.Title())
 	}
@@ -95,6 +95,20 @@ func (t *Table) need(c *Call, f Future) *spec.Error {
 	}
 	c.needs = append(c.needs, dep)
 	dep.dependents = append(dep.dependents, c)
+	return nil
+}
+
+// gave is the error that a call has given for a future, if so.
+func (c *Call) gave(f Future) *spec.Error {
+	if c.failed() {
+		return c.Value.Err
+	}
+	if f.Rank < 0 || c.State != Answered {
+		return nil
+	}
+	if leg := c.LegOfRank(f.Rank); leg >= 0 {
+		return c.Legs[leg].Result.Err
+	}
 	return nil
 }
 

@@ -44,6 +44,7 @@ type Leg struct {
 	Worker *Worker
 	seq    uint32 // how many legs its worker had got with it
 	Done   bool   // answered, lost or skipped
+	gave   bool   // a value, whatever became of it
 	sent   bool   // its order was given
 	Out    bool   // the head has sent it
 	told   bool   // of a Split call: its caller has the answer
@@ -297,7 +298,7 @@ const fewRanks = 16
 // forget drops an answered call when nothing of it is left: no leg out, no
 // result kept.
 func (t *Table) forget(c *Call) {
-	if c.State != Answered || c.left > 0 || c.Keep || c.users > 0 || c.forgotten {
+	if c.State != Answered || c.left > 0 || c.Keep || c.users > 0 || c.forgotten || c.Leased && c.lapsed() {
 		return
 	}
 	c.forgotten = true
@@ -310,6 +311,26 @@ func (t *Table) forget(c *Call) {
 		t.op(Forget, c, -1, nil)
 	}
 }
+
+// lapsed says that c has failed, past its deadline say, though its legs did not.
+// Should the head end before its caller has read that, the next one takes the
+// results that workers keep for the answer: what they name is held until then.
+func (c *Call) lapsed() bool {
+	if c.acked || !c.failed() {
+		return false
+	}
+	gave := 0
+	for i := range c.Legs {
+		if c.Legs[i].gave {
+			gave++
+		}
+	}
+	return gave > 0 && (c.Split || gave == len(c.Legs))
+}
+
+// Unread says that its caller has not read the answer: what its legs give may be
+// asked for.
+func (c *Call) Unread() bool { return !c.acked }
 
 // Wanted says that its result may become an argument, or has.
 func (c *Call) Wanted() bool { return c.Keep || c.shared }

@@ -50,7 +50,7 @@ func (h *Head) arrivedLocked(from, call lease.Holder, bufs []wire.Buf) {
 // namedLocked takes note of the references in a worker's result.
 func (h *Head) namedLocked(w *worker, f *wire.Frame) {
 	holder := lease.Holder(0)
-	if c := h.table.Find(call.ID(f.ID)); c != nil && c.State != call.Answered && c.LegOf(&w.Worker) >= 0 {
+	if c := h.table.Find(call.ID(f.ID)); c != nil && c.Unread() && c.LegOf(&w.Worker) >= 0 {
 		c.Leased = true
 		holder = lease.Call(f.ID)
 	}

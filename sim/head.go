@@ -367,7 +367,7 @@ func (h *head) result(p *process, g *leg, again bool) {
 		return
 	}
 	r := call.Result{Bufs: value{g.value, g.made}, Err: g.err}
-	if c := h.table.Find(g.id); c != nil && c.State != call.Answered && c.LegOf(w.Worker) >= 0 {
+	if c := h.table.Find(g.id); c != nil && c.Unread() && c.LegOf(w.Worker) >= 0 {
 		h.holdFor(c, g.made)
 	}
 	if !again && w.Dead == nil && w.Down == nil {
