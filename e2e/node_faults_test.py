@@ -272,3 +272,19 @@ def test_a_short_cut_is_not_noticed(hosts: Hosts) -> None:
             hosts.link(1, up=True)
         replicas[0].signal(signal.SIGTERM)
         assert [replica.code() for replica in replicas] == [143, 143]
+
+
+def test_a_link_that_stays_down(hosts: Hosts) -> None:
+    flags = ("--lost-after", "8s")
+    with job(hosts) as start:
+        replicas = [start(i, *SLEEP, world=2, flags=flags) for i in range(2)]
+        replicas[1].until("running")
+        hosts.link(1, up=False)
+        try:
+            code, last = replicas[1].ended()
+            assert code == 1 and last.startswith((GONE + "no answer for ", "lost raylet: ")), last
+            replicas[0].until("lost", "rank 1 on host1: it has not answered for 8 s")
+        finally:
+            hosts.link(1, up=True)
+        replicas[0].signal(signal.SIGTERM)  # its command went on until now
+        assert replicas[0].ended() == (143, "the command ended with killed by SIGTERM")

@@ -126,6 +126,20 @@ def test_places_come_from_the_scheduler(hosts: Hosts, scheduler: str) -> None:
             assert f"rank {rank} (" in replica.until("found")["text"]
 
 
+def test_two_jobs_on_one_host_leave_each_other_alone(hosts: Hosts) -> None:
+    with job(hosts) as start:
+        first = start(0, "sleep", "1000", world=1)
+        first.until("command")
+        second = start(0, *look(1), world=1, flags=("--port", "7379"))
+        assert second.ended() == (0, "")
+        told = json.loads(second.out)
+        assert told["env"]["RAY_ADDRESS"] == "10.77.0.1:7379"
+        names = " ".join(hosts.processes(0).values())
+        assert "--gcs_server_port=6379" in names and "7379" not in names
+        first.signal(15)
+        assert first.ended() == (143, "the command ended with killed by SIGTERM")
+
+
 def test_secrets_stay_out_of_command_lines(hosts: Hosts) -> None:
     with job(hosts) as start:
         replicas = [start(i, "sleep", "1000") for i in range(3)]
