@@ -119,7 +119,7 @@ func runNode(o nodeOptions, out, errs io.Writer) error {
 		return node.DryRun(context.Background(), out, c, found)
 	}
 	for _, line := range found {
-		voice.Say("found", line, nil)
+		voice.Say("found", line)
 	}
 	return coded(node.Front(c, voice))
 }

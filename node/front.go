@@ -62,7 +62,7 @@ func Front(c Config, voice *Voice) int {
 	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
 	if err := reaper.Clear(ctx); err != nil {
-		voice.Say("warning", err.Error(), nil)
+		voice.Say("warning", err.Error())
 	}
 	if exit.Signal != "" { // else it has told by itself
 		voice.End(exit.Shell(), "the process that kept this replica was "+exit.String()+"; Ray and the command were ended")

@@ -96,6 +96,9 @@ func (k *keeper) run(signals <-chan os.Signal, orphaned <-chan struct{}) (int, s
 		k.carryOut(orders)
 	}
 	k.clear()
+	if k.watcher != nil {
+		k.watcher.settle(time.Second)
+	}
 	return k.code, k.reason
 }
 
@@ -191,7 +194,7 @@ func (k *keeper) meet(local netip.Addr) {
 	}
 	all, err := ownAddresses()
 	if err != nil {
-		k.voice.Say("warning", err.Error(), nil)
+		k.voice.Say("warning", err.Error())
 	}
 	k.self = own{Address: local}
 	if k.NodeIP != "" { // it was checked before
@@ -266,9 +269,9 @@ func (k *keeper) do(o course.Order) []course.Order {
 		k.command.Signal(syscall.Signal(o.Number))
 	case course.KillCommand:
 		k.command.Signal(syscall.SIGKILL)
-	case course.TellLeader: // carryOut does
+	case course.TellLeader: // carryOut does, and run waits until it is done
 	case course.Say:
-		k.voice.Say(o.Event, o.Text, nil)
+		k.voice.Say(o.Event, o.Text)
 	case course.Exit:
 		k.over, k.code, k.reason = true, o.Code, o.Text
 	}
@@ -283,7 +286,7 @@ func (k *keeper) startRay(address string) []course.Order {
 		return fail(err)
 	}
 	for _, s := range settings {
-		k.voice.Say("variable", fmt.Sprintf("%s=%s (%s)", s.Name, s.Value, s.From), nil)
+		k.voice.Say("variable", fmt.Sprintf("%s=%s (%s)", s.Name, s.Value, s.From))
 	}
 	k.temp, k.remove, err = tempDir(k.TempDir)
 	if err != nil {
@@ -332,7 +335,7 @@ func (k *keeper) rayEnded(how string) []course.Order {
 	}
 	lines := meaningful(k.ray.tail.last())
 	for _, l := range lines {
-		k.voice.Say("ray", "ray: "+l, nil)
+		k.voice.Say("ray", "ray: "+l)
 	}
 	if cause := telling(lines); cause != "" {
 		how += ": " + cause
@@ -374,7 +377,7 @@ func (k *keeper) startCommand() []course.Order {
 		path, err = filepath.Abs(path)
 	}
 	if err == nil {
-		k.voice.Say("command", "starting "+quoted(k.Command), nil)
+		k.voice.Say("command", "starting "+quoted(k.Command))
 		k.command, err = k.reaper.Start(process.Command{
 			Path: path, Args: k.Command, Env: k.environ(settings, true), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 		})
@@ -398,10 +401,10 @@ func (k *keeper) clear() {
 	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
 	defer cancel()
 	if err := k.reaper.Clear(ctx); err != nil {
-		k.voice.Say("warning", err.Error(), nil)
+		k.voice.Say("warning", err.Error())
 	}
 	if k.temp != "" && k.TempDir == "" && k.code != 0 {
-		k.voice.Say("logs", "Ray's logs stay in "+k.temp, nil)
+		k.voice.Say("logs", "Ray's logs stay in "+k.temp)
 	}
 	k.remove(k.code != 0)
 }

@@ -287,3 +287,19 @@ func TestRayThatIsBroken(t *testing.T) {
 	j.start(0, 1, "true").ends(1, "muster: Ray's head did not start: exit code 1: ValueError: the stand-in is broken: on purpose")
 	j.nothingLeft()
 }
+
+func TestALeaderHearsWhyAReplicaLeft(t *testing.T) {
+	j, broken := newJobs(t), newJobs(t)
+	broken.port = j.port
+	if err := os.WriteFile(filepath.Join(broken.dir, "broken"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	leader, other := j.start(0, 2, "true"), broken.start(1, 2)
+	other.ends(1, "muster: this node could not join Ray: exit code 1: ValueError: the stand-in is broken: on purpose")
+	leader.until("failed: this node could not join Ray: exit code 1: ValueError")
+	again := j.start(1, 2)
+	leader.ends(0, "")
+	again.ends(0, "")
+	j.nothingLeft()
+	broken.nothingLeft()
+}

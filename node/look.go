@@ -29,9 +29,11 @@ type watcher struct {
 	looked func(course.Notice, net.Conn)
 	missed func(*miss)
 
-	mu     sync.Mutex
-	report report
-	news   chan struct{} // the report has changed
+	mu        sync.Mutex
+	report    report
+	sent      report // what the leader was told last
+	connected bool
+	news      chan struct{} // the report has changed
 }
 
 const (
@@ -55,6 +57,24 @@ func (w *watcher) telling() report {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.report
+}
+
+// settle waits until the leader was told, for a moment: it may be gone.
+func (w *watcher) settle(within time.Duration) {
+	for late := time.Now().Add(within); time.Now().Before(late); time.Sleep(5 * time.Millisecond) {
+		w.mu.Lock()
+		done := w.sent == w.report || !w.connected
+		w.mu.Unlock()
+		if done {
+			return
+		}
+	}
+}
+
+func (w *watcher) setConnected(yes bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.connected = yes
 }
 
 // run looks until ctx ends. One connection is used for as long as it is good.
@@ -131,16 +151,22 @@ func (w *watcher) greet(l *line) *miss {
 func (w *watcher) converse(ctx context.Context, l *line) *miss {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
+	w.setConnected(true)
+	defer w.setConnected(false)
 	done := make(chan struct{})
 	defer close(done)
 	go func() {
 		tick := time.NewTicker(beat)
 		defer tick.Stop()
 		for {
-			if l.send(w.telling()) != nil {
+			said := w.telling()
+			if l.send(said) != nil {
 				_ = l.Close()
 				return
 			}
+			w.mu.Lock()
+			w.sent = said
+			w.mu.Unlock()
 			select {
 			case <-tick.C:
 			case <-w.news:

@@ -31,13 +31,10 @@ type said struct {
 	Seconds float64 `json:"seconds"` // since the start
 	Text    string  `json:"text,omitempty"`
 	Code    *int    `json:"code,omitempty"`
-	Value   any     `json:"value,omitempty"`
 }
 
 // Say tells of one thing.
-func (v *Voice) Say(event, text string, value any) {
-	v.print(said{Event: event, Text: text, Value: value})
-}
+func (v *Voice) Say(event, text string) { v.print(said{Event: event, Text: text}) }
 
 // End tells of the end. It is the last line, and there is one.
 func (v *Voice) End(code int, reason string) {
