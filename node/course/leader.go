@@ -115,7 +115,7 @@ func (l *Leader) Orphaned(now time.Duration) []Order {
 		if l.notice.Phase == Ended {
 			return nil
 		}
-		return l.leave(now, signalled(9), why)
+		return l.leave(now, 1, why)
 	}
 	l.stopping, l.broken = true, why
 	return []Order{{Do: KillCommand}}
