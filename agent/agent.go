@@ -42,6 +42,8 @@ type agent struct {
 	ports   ports
 	store   *store.Store
 
+	identity *identity
+
 	mu      sync.Mutex
 	workers map[uint32]*worker
 	exits   []exit
@@ -79,6 +81,9 @@ func Run(ctx context.Context, join backend.Join) error {
 		fmt.Fprintf(os.Stderr, "muster agent: node %s: %v\n", join.Name, trouble)
 		adoptStuck(a.reaper)
 	}
+	if a.identity, err = newIdentity(join); err != nil {
+		return err
+	}
 	holdings, err := storeOptions(join, a.files)
 	if err != nil {
 		return err
@@ -111,6 +116,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	defer stop()
 	go a.out.run(background)
 	go a.settleOOM(background)
+	go a.tellLoad(background)
 	go a.accept(listener)
 
 	headGone := make(chan error, 1)

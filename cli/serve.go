@@ -110,6 +110,10 @@ func runHead(embedded bool, virtual string, which naming) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
+	network, err := networkOptions(os.Getenv)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	reaper, err := process.NewReaper()
 	if err != nil {
 		return err
@@ -138,12 +142,17 @@ func runHead(embedded bool, virtual string, which naming) error {
 	h, err := head.New(head.Options{
 		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
 		Log: log, Journal: kept, Resume: before, Grace: graceOf(session.HeadGrace()), Fault: fault,
+		Host: network.host, Transport: network.transport, NodeGrace: network.grace,
 		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
 			nodes := 0
 			if virtual {
 				nodes = v.Nodes
 			}
-			return local.New(reaper, "", nodes), nil
+			b := local.New(reaper, "", nodes)
+			if v.Net {
+				b.OverNet()
+			}
+			return b, nil
 		},
 	})
 	if err != nil {

@@ -48,6 +48,15 @@ type Options struct {
 	StopWait    time.Duration // on top of the workers' grace; 10 s
 	TellEvery   time.Duration // how often a wait without news is told again; 2 s
 	WatchAfter  time.Duration // when a collective call can look as if it hangs; 10 s, below 0: never
+
+	// Of nodes on other machines: see liveness.go.
+	PingEvery    time.Duration // 1 s
+	SuspectAfter time.Duration // 3 s
+	NodeGrace    time.Duration // 60 s
+	// Host is the address, or address:port, to listen on for their agents; "":
+	// what the backend says. Transport is backend.TLS (also "") or backend.Plain.
+	Host      string
+	Transport string
 }
 
 func (o *Options) defaults() {
@@ -72,6 +81,15 @@ func (o *Options) defaults() {
 	if o.WatchAfter == 0 {
 		o.WatchAfter = 10 * time.Second
 	}
+	if o.PingEvery == 0 {
+		o.PingEvery = time.Second
+	}
+	if o.SuspectAfter == 0 {
+		o.SuspectAfter = 3 * time.Second
+	}
+	if o.NodeGrace == 0 {
+		o.NodeGrace = time.Minute
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -85,6 +103,7 @@ type Head struct {
 	token    string
 	secret   []byte
 	listener net.Listener
+	far      *far // nil: all nodes are here
 
 	mu         sync.Mutex
 	table      *call.Table
@@ -115,6 +134,9 @@ type Head struct {
 	owner    *caller
 	ownerPid int
 	virtual  spec.Virtual
+
+	virtualText string // as the owner said it, for the journal
+
 	begun    time.Time
 	isOver   bool
 	over     chan struct{} // closed when the head should end
@@ -156,8 +178,14 @@ func New(opts Options) (*Head, error) {
 	if opts.Resume != nil {
 		_ = os.Remove(h.address) // the one before this could not
 	}
+	if opts.Resume != nil {
+		if err := h.restoreFar(&opts.Resume.Meta); err != nil {
+			return nil, err
+		}
+	}
 	listener, err := net.Listen("unix", h.address)
 	if err != nil {
+		h.far.close()
 		return nil, fmt.Errorf("cannot listen on %s: %w", h.address, err)
 	}
 	h.listener = listener
@@ -166,6 +194,7 @@ func New(opts Options) (*Head, error) {
 		os.WriteFile(filepath.Join(opts.Dir, "token"), []byte(h.token), 0o600),
 	); err != nil {
 		_ = listener.Close()
+		h.far.close()
 		return nil, fmt.Errorf("cannot set up the folder for sockets: %w", err)
 	}
 	return h, nil
@@ -193,6 +222,9 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.serving.Add(1)
 	go h.accept()
 	h.serving.Go(h.watchCalls)
+	if h.opts.Resume != nil && h.far != nil {
+		h.startFar()
+	}
 	if h.opts.Resume != nil {
 		h.resume(h.opts.Resume)
 	}
@@ -209,6 +241,7 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.opts.Log.Info("ending", "why", h.overWhy)
 	err := h.takeDown()
 	_ = h.listener.Close()
+	h.far.close()
 	h.connsMu.Lock()
 	open := make([]*wire.Conn, 0, len(h.conns))
 	for c := range h.conns {

@@ -28,6 +28,10 @@ type node struct {
 	told  wire.Objects // for its store, while that is put together; empty between
 	ready bool
 	lost  *spec.Error // why it is no use any more
+
+	far     bool // its agent came over the network
+	silence silence
+	load    wire.Load
 }
 
 func newNode(h *Head, index int, name string) *node {
@@ -72,6 +76,9 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 	b, err := h.opts.Backend(v, virtual)
 	var names []string
 	if err == nil {
+		err = h.openFar(b, v)
+	}
+	if err == nil {
 		names, err = b.Nodes(ctx)
 	}
 	h.mu.Lock()
@@ -98,7 +105,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		join := backend.Join{
 			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
 			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
-			Python: warm.Python, Grace: h.opts.Grace.Seconds(),
+			Python: warm.Python, Grace: h.opts.Grace.Seconds(), Far: h.farJoin(),
 		}
 		var agent backend.Agent
 		if n.handle != nil {
@@ -142,13 +149,19 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of the agent of node %d", i)
 	}
 	n := h.nodes[i]
-	switch {
+	switch replaced := n.replacedLocked(hello); {
 	case n.lost != nil:
 		return nil, w, spec.Errorf(spec.CodeNodeLost, "the agent of %s is not waited for any more: %s", n.name, n.lost.Message)
-	case n.conn != nil && hello.Back == 0: // else an earlier head had launched one and not written it down
+	case replaced != nil:
+		return nil, w, replaced
+	case n.conn != nil && hello.Back == 0 && !n.triesAgainLocked(hello): // else an earlier head had launched one and not written it down
 		return nil, w, spec.Errorf(spec.CodeInvalid, "the agent of %s has joined already", n.name)
 	}
+	if err := h.signLocked(hello, n, &w); err != nil {
+		return nil, w, err
+	}
 	n.info = *hello.Node
+	n.far, n.silence = conn.LocalHost() != "", silence{}
 	h.storesOf(&w, 0, n.index)
 	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn)}
 	n.asker = nil
@@ -157,6 +170,16 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		h.noteNodeLocked(n, hello.Pid)
 	}
 	return nc, w, nil
+}
+
+// signLocked gives an agent the certificate that it asks for.
+func (h *Head) signLocked(hello wire.Hello, n *node, w *wire.Welcome) error {
+	if len(hello.Request) == 0 || h.far == nil {
+		return nil
+	}
+	cert, err := h.far.authority.Sign(hello.Request, n.name, n.index)
+	w.Cert, w.CA = cert, h.far.authority.CA()
+	return err
 }
 
 func (n *nodeConn) start() {
@@ -205,6 +228,20 @@ func (n *nodeConn) handle(f *wire.Frame, b *batch) error {
 	case "back":
 		return n.returned(rest, b)
 	case "resent":
+	case "ping":
+		return wire.Notify(n.lineEnd.conn, "pong", &wire.Empty{})
+	case "pong":
+		n.h.mu.Lock()
+		n.answeredLocked()
+		n.h.mu.Unlock()
+	case "load":
+		var load wire.Load
+		if _, err := load.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "a notice of a load that cannot be read: %v", err)
+		}
+		n.h.mu.Lock()
+		n.load = load
+		n.h.mu.Unlock()
 	case "log":
 		f.Keep()
 		n.h.mu.Lock()
@@ -288,10 +325,10 @@ func (n *nodeConn) gone(err error) {
 	if last {
 		n.node.asker = nil
 	}
-	agent := n.agent
+	agent, grace := n.agent, n.graceLocked()
 	h.mu.Unlock()
 	late := func() {
-		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back", n.name, err))
+		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back within %v", n.name, err, grace))
 		agent.Kill()
 	}
 	if last && agent != nil && hungUp(err) {
@@ -313,7 +350,7 @@ func (n *nodeConn) gone(err error) {
 	// Its workers may still answer, and it may come back; its process tells of its
 	// end by itself.
 	if last && n.lineEnd.gen == n.line.gen && agent != nil && !hungUp(err) {
-		n.awayLocked(h, h.opts.Grace, late)
+		n.awayLocked(h, grace, late)
 	}
 }
 

@@ -22,6 +22,8 @@ type Node struct {
 	Devices []Device `msg:"devices"`
 	Trouble string   `msg:"trouble"` // for people: why devices are missing from the list; empty if none is
 	Pid     int      `msg:"pid"`
+	Boot    string   `msg:"boot"` // tells a machine from itself after it was started anew
+	Life    string   `msg:"life"` // tells an agent from another one of the same node
 }
 
 // Pool is a reservation: Nodes, in pool order, with PerNode devices of each.

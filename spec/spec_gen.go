@@ -1333,9 +1333,9 @@ func (z *Method) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 10
+	// map header, size 12
 	// string "index"
-	o = append(o, 0x8a, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
+	o = append(o, 0x8c, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
 	o = msgp.AppendInt(o, z.Index)
 	// string "name"
 	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
@@ -1371,6 +1371,12 @@ func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "pid"
 	o = append(o, 0xa3, 0x70, 0x69, 0x64)
 	o = msgp.AppendInt(o, z.Pid)
+	// string "boot"
+	o = append(o, 0xa4, 0x62, 0x6f, 0x6f, 0x74)
+	o = msgp.AppendString(o, z.Boot)
+	// string "life"
+	o = append(o, 0xa4, 0x6c, 0x69, 0x66, 0x65)
+	o = msgp.AppendString(o, z.Life)
 	return
 }
 
@@ -1465,6 +1471,18 @@ func (z *Node) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Pid")
 				return
 			}
+		case "boot":
+			z.Boot, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Boot")
+				return
+			}
+		case "life":
+			z.Life, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Life")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1483,7 +1501,7 @@ func (z *Node) Msgsize() (s int) {
 	for za0001 := range z.Devices {
 		s += z.Devices[za0001].Msgsize()
 	}
-	s += 8 + msgp.StringPrefixSize + len(z.Trouble) + 4 + msgp.IntSize
+	s += 8 + msgp.StringPrefixSize + len(z.Trouble) + 4 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Boot) + 5 + msgp.StringPrefixSize + len(z.Life)
 	return
 }
 

@@ -24,6 +24,8 @@ type Hello struct {
 	// Back is not 0 for one that was here before: a caller's number, 1 for a
 	// worker or an agent. It tells what it has next; see "Coming back".
 	Back uint32 `msg:"back,omitempty"`
+	// Request asks for the certificate of a node (role agent), as PEM.
+	Request []byte `msg:"request,omitempty"`
 }
 
 // Roles of a Hello.
@@ -56,6 +58,9 @@ type Welcome struct {
 	// heads this session has had.
 	Caller uint32 `msg:"caller,omitempty"`
 	Epoch  uint32 `msg:"epoch,omitempty"`
+	// Cert is what Hello.Request asked for, CA whom all nodes trust, as PEM.
+	Cert []byte `msg:"cert,omitempty"`
+	CA   []byte `msg:"ca,omitempty"`
 }
 
 // Empty is the body of answers that say nothing more.
@@ -237,9 +242,13 @@ type Status struct {
 
 // NodeInfo is a node and how it is.
 type NodeInfo struct {
-	Node  spec.Node `msg:"node"`
-	State string    `msg:"state"` // "joining", "up", "away", "lost"
-	Why   string    `msg:"why"`
+	Node      spec.Node `msg:"node"`
+	State     string    `msg:"state"` // "joining", "up", "suspect", "away", "lost"
+	Why       string    `msg:"why"`
+	Load      Load      `msg:"load"`
+	Far       bool      `msg:"far"`      // it joined over the network
+	SilentSec float64   `msg:"silent_s"` // how long nothing has come from it; of a far one
+	TripSec   float64   `msg:"trip_s"`   // how long its machine takes to answer; of a far one
 }
 
 // CallInfo is a call that is under way.
@@ -400,6 +409,19 @@ type HoldPorts struct {
 // Ports answers HoldPorts.
 type Ports struct {
 	Ports []int `msg:"ports"`
+}
+
+// Ping (notice ping, either way on an agent's connection over the network) is
+// answered by Notice pong. It is sent when nothing has come for a while.
+type Ping struct {
+	Silent float64 `msg:"silent"` // seconds for which the sender has heard nothing
+}
+
+// Load (notice load) is how busy a node is, every few seconds.
+type Load struct {
+	Load      float64 `msg:"load"`      // of the last minute, as /proc/loadavg has it
+	Available uint64  `msg:"available"` // bytes of memory that can be had
+	Known     bool    `msg:"known"`
 }
 
 // Exited (notice exited) is the agent's word on a worker's end. It is sent when
