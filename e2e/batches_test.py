@@ -17,7 +17,7 @@ from running import cluster, eventually, session
 from stages import MIB, Stage, objects, rows, stores
 
 
-@pytest.fixture(scope="module", params=["1x8", "2x4", "2x4+relay"])
+@pytest.fixture(scope="module", params=["1x8", "2x4", "2x4+relay", "2x4+net"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     per_node, nodes = (8, 1) if request.param == "1x8" else (4, 2)
     with session(request.param), ResourceManager(per_node, nodes) as made:
