@@ -71,6 +71,9 @@ type Join struct {
 	// Grace is how many seconds the agent keeps what it has while there is no
 	// head; 0: it ends with the head's connection.
 	Grace float64 `json:"grace"`
+	// Leash is the process that keeps descriptor 0 of the warden open, which ends
+	// when either does; 0: there is none.
+	Leash int `json:"leash,omitempty"`
 	Far
 }
 

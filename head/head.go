@@ -104,6 +104,7 @@ type Head struct {
 	secret   []byte
 	listener net.Listener
 	far      *far // nil: all nodes are here
+	launcher launcher
 
 	mu         sync.Mutex
 	table      *call.Table

@@ -29,6 +29,9 @@ type node struct {
 	ready bool
 	lost  *spec.Error // why it is no use any more
 
+	wanted  int    // by pools that are being made
+	address string // where others reach it, if its backend says so
+
 	far     bool // its agent came over the network
 	silence silence
 	load    wire.Load
@@ -73,6 +76,10 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		case <-ctx.Done():
 		}
 	}()
+	devices := -1
+	if virtual {
+		devices = v.Devices
+	}
 	b, err := h.opts.Backend(v, virtual)
 	var names []string
 	if err == nil {
@@ -81,7 +88,17 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 	if err == nil {
 		names, err = b.Nodes(ctx)
 	}
+	if r, ok := b.(backend.Reserver); ok && err == nil {
+		err = h.reconcile(ctx, r)
+	}
 	h.mu.Lock()
+	h.launcher = newLauncher(b, backend.Join{
+		Head: h.address, Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
+		Python: warm.Python, Grace: h.opts.Grace.Seconds(),
+	})
+	if h.launcher.reserver != nil && len(names) > 1 {
+		names = names[:1] // this machine; pools have the others launched
+	}
 	h.virtual, h.nodesKnown = v, true
 	if err != nil {
 		h.backendErr = fmt.Errorf("cannot find nodes: %w", err)
@@ -98,34 +115,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		if ctx.Err() != nil {
 			return
 		}
-		devices := -1
-		if virtual {
-			devices = v.Devices
-		}
-		join := backend.Join{
-			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
-			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
-			Python: warm.Python, Grace: h.opts.Grace.Seconds(), Far: h.farJoin(),
-		}
-		var agent backend.Agent
-		if n.handle != nil {
-			agent, err = b.Adopt(ctx, join, *n.handle)
-		} else {
-			agent, err = b.Launch(ctx, join)
-		}
-		switch {
-		case errors.Is(err, backend.ErrGone):
-			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s ended while there was no head. Its workers went with it", n.name))
-			continue
-		case err != nil:
-			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s could not be started: %v", n.name, err))
-			continue
-		}
-		h.mu.Lock()
-		n.agent = agent
-		h.noteNodeLocked(n, 0)
-		h.mu.Unlock()
-		go n.watch(agent)
+		h.launch(ctx, n)
 	}
 }
 

@@ -32,4 +32,6 @@ type Pool struct {
 	ID      int    `msg:"id"`
 	PerNode int    `msg:"per_node"`
 	Nodes   []Node `msg:"nodes"` // Devices cut to the ones reserved
+	// Env is what workers on the pool find beside their own variables.
+	Env map[string]string `msg:"env,omitempty"`
 }

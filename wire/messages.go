@@ -151,6 +151,11 @@ type PoolCreate struct {
 	PerNode int     `msg:"gpus_per_node"`
 	Nodes   int     `msg:"nodes"`
 	Timeout float64 `msg:"timeout"`
+	// For a backend that chooses among nodes; see backend.Want.
+	CPUs        float64           `msg:"cpus_per_node,omitempty"`
+	Strategy    string            `msg:"strategy,omitempty"`
+	Labels      map[string]string `msg:"labels,omitempty"`
+	Accelerator string            `msg:"accelerator_type,omitempty"`
 }
 
 // PoolRelease (verb pool.release): the pool goes when no cluster uses it.

@@ -2832,18 +2832,67 @@ func (z *PlanRequest) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
-func (z PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
+func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 3
-	// string "gpus_per_node"
-	o = append(o, 0x83, 0xad, 0x67, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
-	o = msgp.AppendInt(o, z.PerNode)
-	// string "nodes"
-	o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
-	o = msgp.AppendInt(o, z.Nodes)
-	// string "timeout"
-	o = append(o, 0xa7, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
-	o = msgp.AppendFloat64(o, z.Timeout)
+	// check for omitted fields
+	zb0001Len := uint32(7)
+	var zb0001Mask uint8 /* 7 bits */
+	_ = zb0001Mask
+	if z.CPUs == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x8
+	}
+	if z.Strategy == "" {
+		zb0001Len--
+		zb0001Mask |= 0x10
+	}
+	if z.Labels == nil {
+		zb0001Len--
+		zb0001Mask |= 0x20
+	}
+	if z.Accelerator == "" {
+		zb0001Len--
+		zb0001Mask |= 0x40
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "gpus_per_node"
+		o = append(o, 0xad, 0x67, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
+		o = msgp.AppendInt(o, z.PerNode)
+		// string "nodes"
+		o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
+		o = msgp.AppendInt(o, z.Nodes)
+		// string "timeout"
+		o = append(o, 0xa7, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
+		o = msgp.AppendFloat64(o, z.Timeout)
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
+			// string "cpus_per_node"
+			o = append(o, 0xad, 0x63, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
+			o = msgp.AppendFloat64(o, z.CPUs)
+		}
+		if (zb0001Mask & 0x10) == 0 { // if not omitted
+			// string "strategy"
+			o = append(o, 0xa8, 0x73, 0x74, 0x72, 0x61, 0x74, 0x65, 0x67, 0x79)
+			o = msgp.AppendString(o, z.Strategy)
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "labels"
+			o = append(o, 0xa6, 0x6c, 0x61, 0x62, 0x65, 0x6c, 0x73)
+			o = msgp.AppendMapHeader(o, uint32(len(z.Labels)))
+			for za0001, za0002 := range z.Labels {
+				o = msgp.AppendString(o, za0001)
+				o = msgp.AppendString(o, za0002)
+			}
+		}
+		if (zb0001Mask & 0x40) == 0 { // if not omitted
+			// string "accelerator_type"
+			o = append(o, 0xb0, 0x61, 0x63, 0x63, 0x65, 0x6c, 0x65, 0x72, 0x61, 0x74, 0x6f, 0x72, 0x5f, 0x74, 0x79, 0x70, 0x65)
+			o = msgp.AppendString(o, z.Accelerator)
+		}
+	}
 	return
 }
 
@@ -2883,6 +2932,52 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Timeout")
 				return
 			}
+		case "cpus_per_node":
+			z.CPUs, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "CPUs")
+				return
+			}
+		case "strategy":
+			z.Strategy, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Strategy")
+				return
+			}
+		case "labels":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Labels")
+				return
+			}
+			if z.Labels == nil {
+				z.Labels = make(map[string]string, zb0002)
+			} else if len(z.Labels) > 0 {
+				clear(z.Labels)
+			}
+			for zb0002 > 0 {
+				var za0002 string
+				zb0002--
+				var za0001 string
+				za0001, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Labels")
+					return
+				}
+				za0002, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Labels", za0001)
+					return
+				}
+				z.Labels[za0001] = za0002
+			}
+		case "accelerator_type":
+			z.Accelerator, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Accelerator")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2896,8 +2991,15 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 }
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
-func (z PoolCreate) Msgsize() (s int) {
-	s = 1 + 14 + msgp.IntSize + 6 + msgp.IntSize + 8 + msgp.Float64Size
+func (z *PoolCreate) Msgsize() (s int) {
+	s = 1 + 14 + msgp.IntSize + 6 + msgp.IntSize + 8 + msgp.Float64Size + 14 + msgp.Float64Size + 9 + msgp.StringPrefixSize + len(z.Strategy) + 7 + msgp.MapHeaderSize
+	if z.Labels != nil {
+		for za0001, za0002 := range z.Labels {
+			_ = za0002
+			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
+		}
+	}
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator)
 	return
 }
 
