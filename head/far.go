@@ -114,14 +114,15 @@ func (h *Head) openFar(b backend.Backend, v spec.Virtual) error {
 		return err
 	}
 	h.mu.Lock()
-	if h.isOver {
-		h.mu.Unlock()
+	defer h.mu.Unlock()
+	h.connsMu.Lock() // Crash looks at what is open
+	defer h.connsMu.Unlock()
+	if h.isOver || h.crashed.Load() {
 		_ = f.listener.Close()
 		return nil
 	}
 	h.far = f
 	h.noteMetaLocked(h.virtualText)
-	h.mu.Unlock()
 	h.startFar()
 	return nil
 }
@@ -151,6 +152,11 @@ func (h *Head) farJoin() backend.Far {
 
 // acceptFar takes connections from other machines until the listener is closed.
 func (h *Head) acceptFar() {
+	select {
+	case <-h.running:
+	case <-h.over:
+	case <-h.crash:
+	}
 	for {
 		nc, err := h.far.listener.AcceptTCP()
 		switch {

@@ -148,6 +148,7 @@ type Head struct {
 	conns    map[*wire.Conn]bool
 	crashed  atomic.Bool
 	crash    chan struct{}
+	running  chan struct{} // closed by Run
 	lanes    []*lane
 }
 
@@ -156,7 +157,7 @@ func New(opts Options) (*Head, error) {
 	opts.defaults()
 	epoch := opts.Journal.Epoch()
 	h := &Head{
-		opts: opts, epoch: epoch, table: call.NewTable(epoch), begun: time.Now(), crash: make(chan struct{}), watchdog: watchdog{after: opts.WatchAfter},
+		opts: opts, epoch: epoch, table: call.NewTable(epoch), begun: time.Now(), crash: make(chan struct{}), running: make(chan struct{}), watchdog: watchdog{after: opts.WatchAfter},
 		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{}, gone: map[uint32]string{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
@@ -220,6 +221,7 @@ func (h *Head) tokenFor(who string) string {
 // process that all this is for. Run returns nil after an orderly end.
 func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.openLanes()
+	close(h.running)
 	h.serving.Add(1)
 	go h.accept()
 	h.serving.Go(h.watchCalls)
