@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -114,7 +115,7 @@ type refusals struct{ since time.Time }
 
 // tooMany says that the grace for a head that is gone is over.
 func (r *refusals) tooMany(err error, grace time.Duration) bool {
-	if !errors.Is(err, syscall.ECONNREFUSED) {
+	if !refused(err) {
 		r.since = time.Time{}
 		return false
 	}
@@ -122,6 +123,16 @@ func (r *refusals) tooMany(err error, grace time.Duration) bool {
 		r.since = time.Now()
 	}
 	return time.Since(r.since) >= grace
+}
+
+// refused says that nothing listens at any address of the head. One of several may
+// be that of a device which every machine has.
+func refused(err error) bool {
+	var all interface{ Unwrap() []error }
+	if !errors.As(err, &all) {
+		return errors.Is(err, syscall.ECONNREFUSED)
+	}
+	return !slices.ContainsFunc(all.Unwrap(), func(err error) bool { return !errors.Is(err, syscall.ECONNREFUSED) })
 }
 
 // watchHead keeps watch over a connection over the network, until it ends: it asks

@@ -175,6 +175,10 @@ func TestWhenAConnectionIsMadeAnew(t *testing.T) {
 	if r.tooMany(errors.New("no route"), 0) || !r.tooMany(fmt.Errorf("x: %w", syscall.ECONNREFUSED), 0) || r.tooMany(syscall.ECONNREFUSED, time.Hour) {
 		t.Error("it counts wrongly")
 	}
+	one, other := fmt.Errorf("x: %w", syscall.ECONNREFUSED), syscall.EHOSTUNREACH
+	if !refused(fmt.Errorf("y: %w", errors.Join(one, one))) || refused(fmt.Errorf("y: %w", errors.Join(one, other))) {
+		t.Error("one address is not all")
+	}
 }
 
 func TestLoad(t *testing.T) {

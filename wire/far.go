@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -59,29 +60,64 @@ func Over(nc *net.TCPConn, secure *tls.Config, client bool) (*Conn, error) {
 	return c, nil
 }
 
-// DialFar connects to the first of several addresses, host:port each, that
-// answers as it should, within bound each.
+// stagger is how much later the next address is tried, while the one before has
+// not answered.
+const stagger = 250 * time.Millisecond
+
+// DialFar connects to one of several addresses, host:port each: the first that
+// answers as it should, within bound. They are tried in order, the next one as
+// well where one takes long.
 func DialFar(ctx context.Context, hosts []string, secure *tls.Config, bound time.Duration) (*Conn, error) {
-	var errs []error
-	for _, host := range hosts {
-		c, err := dialFar(ctx, host, secure, bound)
-		if err == nil {
-			return c, nil
-		}
-		errs = append(errs, fmt.Errorf("cannot reach the head at %s: %w", host, err))
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	if len(errs) == 0 {
+	if len(hosts) == 0 {
 		return nil, spec.Errorf(spec.CodeInvalid, "no address of the head is known")
+	}
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	type result struct {
+		host string
+		conn *Conn
+		err  error
+	}
+	results := make(chan result)
+	var errs []error
+	tried, open := 0, 0
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for open > 0 || tried < len(hosts) {
+		select {
+		case <-next.C:
+			if tried == len(hosts) {
+				continue
+			}
+			host := hosts[tried]
+			tried, open = tried+1, open+1
+			go func() {
+				conn, err := dialFar(ctx, host, secure)
+				select {
+				case results <- result{host, conn, err}:
+				case <-ctx.Done(): // another was faster
+					if err == nil {
+						_ = conn.Close()
+					}
+				}
+			}()
+			next.Reset(stagger)
+		case r := <-results:
+			if r.err == nil {
+				return r.conn, nil
+			}
+			open--
+			errs = append(errs, fmt.Errorf("cannot reach the head at %s: %w", r.host, r.err))
+			next.Reset(0)
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("cannot reach the head at %s: %w", strings.Join(hosts, ", "), context.Cause(ctx)))
+			return nil, errors.Join(errs...)
+		}
 	}
 	return nil, errors.Join(errs...)
 }
 
-func dialFar(ctx context.Context, host string, secure *tls.Config, bound time.Duration) (*Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, bound)
-	defer cancel()
+func dialFar(ctx context.Context, host string, secure *tls.Config) (*Conn, error) {
 	var d net.Dialer
 	nc, err := d.DialContext(ctx, "tcp", host)
 	if err != nil {

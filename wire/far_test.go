@@ -189,6 +189,47 @@ func TestAddressesThatDoNotAnswer(t *testing.T) {
 	}
 }
 
+// An address that swallows everything does not keep the next one from answering.
+func TestAnAddressThatSaysNothing(t *testing.T) {
+	var hosts []string
+	for range 2 {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		hosts = append(hosts, listener.Addr().String())
+	}
+	authority, err := secure.NewAuthority()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer good.Close()
+	go func() {
+		if nc, err := good.AcceptTCP(); err == nil {
+			_, _ = wire.Over(nc, authority.ServerConfig(), false)
+		}
+	}()
+	client, err := secure.Pinned(authority.Pin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := wire.DialFar(context.Background(), append(hosts, good.Addr().String()), client, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := wire.DialFar(ctx, hosts, client, time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+}
+
 func BenchmarkRoundTripOverTheNetwork(b *testing.B) {
 	for name, secret := range map[string]bool{"tls": true, "plain": false} {
 		b.Run(name, func(b *testing.B) {
