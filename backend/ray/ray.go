@@ -156,6 +156,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 	if err != nil {
 		return nil, err
 	}
+	join.Relay = true // its workers cannot reach the head
 	a := newAgent(b, join.Node, join.Name, br)
 	b.mu.Lock()
 	b.agents[join.Node] = a
