@@ -43,6 +43,7 @@ type agent struct {
 	store   *store.Store
 
 	identity *identity
+	serving  *serving // nil: the stores of other nodes do not come here
 
 	mu      sync.Mutex
 	workers map[uint32]*worker
@@ -105,6 +106,11 @@ func Run(ctx context.Context, join backend.Join) error {
 	holdings.Moving = a.moving
 	a.store = store.New(holdings)
 	defer a.store.Close()
+	if a.serving, err = a.meetStores(welcome, conn); err != nil {
+		return err
+	}
+	defer a.serving.close()
+	a.tellServing(conn)
 	a.head.set(conn)
 	a.relay = newRelay(a.head)
 	a.out = newOutbox(a.head)

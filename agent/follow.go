@@ -221,9 +221,11 @@ func (a *agent) goBack(conn *wire.Conn) {
 		back.Exits = append(back.Exits, a.exits[i].Exited)
 	}
 	_ = wire.Notify(conn, "back", back) // numbers and text can be encoded
+	a.tellServing(conn)
 	_ = wire.Notify(conn, "resent", &wire.Empty{})
 	a.head.set(conn)
 	a.mu.Unlock()
+	a.tellCopies()
 	a.store.AskAgain()
 	a.out.ring()
 }

@@ -215,6 +215,13 @@ func (a *agent) notice(head *wire.Conn, f wire.Frame) error {
 	switch {
 	case err == nil && verb == "ping":
 		return a.pinged(head, body)
+	case err == nil && verb == "sources":
+		m := &wire.Sources{}
+		if err := read(verb, body, m); err != nil {
+			return err
+		}
+		a.store.Sources(m)
+		return nil
 	case err != nil || verb != "objects":
 		return err // what a later head adds does not concern this agent
 	}

@@ -57,6 +57,8 @@ type Options struct {
 	// what the backend says. Transport is backend.TLS (also "") or backend.Plain.
 	Host      string
 	Transport string
+	// Apart says that the backend will have such nodes, before any is known.
+	Apart bool
 }
 
 func (o *Options) defaults() {
@@ -135,6 +137,7 @@ type Head struct {
 	owner    *caller
 	ownerPid int
 	virtual  spec.Virtual
+	sharing  sharing
 
 	virtualText string // as the owner said it, for the journal
 

@@ -35,6 +35,9 @@ type node struct {
 	far     bool // its agent came over the network
 	silence silence
 	load    wire.Load
+
+	serving  string // where the stores of other nodes reach its own; "": not known
+	storeDir string // where its processes find it; "": as those of the head
 }
 
 func newNode(h *Head, index int, name string) *node {
@@ -57,6 +60,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		h.mu.Unlock()
 		return
 	}
+	h.virtual = v
 	h.launches.Add(1)
 	if h.owner == nil && h.opts.Resume == nil {
 		text := ""
@@ -153,6 +157,7 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 	n.info = *hello.Node
 	n.far, n.silence = conn.LocalHost() != "", silence{}
 	h.storesOf(&w, 0, n.index)
+	w.PeerToken = h.tokenFor("peers")
 	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn)}
 	n.asker = nil
 	if hello.Back == 0 {
@@ -252,6 +257,9 @@ func (n *nodeConn) handle(f *wire.Frame, b *batch) error {
 		n.movingLocked(lease.Object(m.Object), b)
 		n.h.mu.Unlock()
 	default:
+		if known, err := n.storeNotice(verb, rest, b); known {
+			return err
+		}
 		n.h.opts.Log.Warn("unknown notice", "node", n.name, "verb", verb)
 	}
 	return nil
@@ -364,6 +372,7 @@ func (n *node) lose(why *spec.Error) {
 				h.lostLocked(w, why, &b)
 			}
 		}
+		h.lostCopiesLocked(n, &b)
 		h.settleSoonLocked() // it is not waited for, nor are workers that went before it
 		h.announceLocked()
 	}

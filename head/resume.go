@@ -38,6 +38,7 @@ type resuming struct {
 	legs    map[*worker]*wire.WorkerBack
 	objects map[lease.Holder][]wire.Released
 	stored  map[lease.Object]uint32 // what stores have and were told to hold, and where
+	copied  []copiedAt              // what stores have of others' objects
 	lost    map[*worker]*spec.Error
 	made    []putCall
 	halves  []*cluster // that were being started, or stopped
@@ -404,6 +405,7 @@ func (h *Head) settle() {
 	}
 	h.leases.End(resumeHolder)
 	h.tellStoresLocked(&b)
+	h.settledLocked(r, &b)
 	h.announceLocked()
 	h.free.Broadcast()
 	h.mu.Unlock()

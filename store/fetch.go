@@ -56,8 +56,12 @@ func (s *Store) copies(ctx context.Context, ids []uint64, some bool) ([]*object,
 		wg.Go(func() {
 			defer func() { <-slots }()
 			o, err := s.copyOf(ctx, id)
-			if err == nil && !some {
-				err = s.ensure(ctx, o, []wire.Run{{To: chunksOf(o.size)}})
+			if err == nil {
+				runs := []wire.Run{{To: chunksOf(o.size)}}
+				if some {
+					runs[0].To = 1
+				}
+				err = s.ensure(ctx, o, runs)
 			}
 			mu.Lock()
 			defer mu.Unlock()

@@ -54,6 +54,10 @@ type Welcome struct {
 	StoreDir   string `msg:"store_dir,omitempty"`
 	StoreNode  int    `msg:"store_node"`
 	StoreToken string `msg:"store_token,omitempty"`
+	// StoreApart says that no other store is reached than one's own, which gets
+	// what lies in others. PeerToken is what stores show each other (agents only).
+	StoreApart bool   `msg:"store_apart,omitempty"`
+	PeerToken  string `msg:"peer_token,omitempty"`
 	// Caller is the number of the controller that is welcomed, Epoch how many
 	// heads this session has had.
 	Caller uint32 `msg:"caller,omitempty"`

@@ -4737,8 +4737,8 @@ func (z Warning) Msgsize() (s int) {
 func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(15)
-	var zb0001Mask uint16 /* 15 bits */
+	zb0001Len := uint32(17)
+	var zb0001Mask uint32 /* 17 bits */
 	_ = zb0001Mask
 	if z.Token == "" {
 		zb0001Len--
@@ -4756,24 +4756,32 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 		zb0001Len--
 		zb0001Mask |= 0x400
 	}
-	if z.Caller == 0 {
+	if z.StoreApart == false {
 		zb0001Len--
 		zb0001Mask |= 0x800
 	}
-	if z.Epoch == 0 {
+	if z.PeerToken == "" {
 		zb0001Len--
 		zb0001Mask |= 0x1000
 	}
-	if z.Cert == nil {
+	if z.Caller == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x2000
 	}
-	if z.CA == nil {
+	if z.Epoch == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x4000
 	}
+	if z.Cert == nil {
+		zb0001Len--
+		zb0001Mask |= 0x8000
+	}
+	if z.CA == nil {
+		zb0001Len--
+		zb0001Mask |= 0x10000
+	}
 	// variable map header, size zb0001Len
-	o = append(o, 0x80|uint8(zb0001Len))
+	o = msgp.AppendMapHeader(o, zb0001Len)
 
 	// skip if no fields are to be emitted
 	if zb0001Len != 0 {
@@ -4819,21 +4827,31 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 			o = msgp.AppendString(o, z.StoreToken)
 		}
 		if (zb0001Mask & 0x800) == 0 { // if not omitted
+			// string "store_apart"
+			o = append(o, 0xab, 0x73, 0x74, 0x6f, 0x72, 0x65, 0x5f, 0x61, 0x70, 0x61, 0x72, 0x74)
+			o = msgp.AppendBool(o, z.StoreApart)
+		}
+		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+			// string "peer_token"
+			o = append(o, 0xaa, 0x70, 0x65, 0x65, 0x72, 0x5f, 0x74, 0x6f, 0x6b, 0x65, 0x6e)
+			o = msgp.AppendString(o, z.PeerToken)
+		}
+		if (zb0001Mask & 0x2000) == 0 { // if not omitted
 			// string "caller"
 			o = append(o, 0xa6, 0x63, 0x61, 0x6c, 0x6c, 0x65, 0x72)
 			o = msgp.AppendUint32(o, z.Caller)
 		}
-		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+		if (zb0001Mask & 0x4000) == 0 { // if not omitted
 			// string "epoch"
 			o = append(o, 0xa5, 0x65, 0x70, 0x6f, 0x63, 0x68)
 			o = msgp.AppendUint32(o, z.Epoch)
 		}
-		if (zb0001Mask & 0x2000) == 0 { // if not omitted
+		if (zb0001Mask & 0x8000) == 0 { // if not omitted
 			// string "cert"
 			o = append(o, 0xa4, 0x63, 0x65, 0x72, 0x74)
 			o = msgp.AppendBytes(o, z.Cert)
 		}
-		if (zb0001Mask & 0x4000) == 0 { // if not omitted
+		if (zb0001Mask & 0x10000) == 0 { // if not omitted
 			// string "ca"
 			o = append(o, 0xa2, 0x63, 0x61)
 			o = msgp.AppendBytes(o, z.CA)
@@ -4926,6 +4944,18 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "StoreToken")
 				return
 			}
+		case "store_apart":
+			z.StoreApart, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "StoreApart")
+				return
+			}
+		case "peer_token":
+			z.PeerToken, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "PeerToken")
+				return
+			}
 		case "caller":
 			z.Caller, bts, err = msgp.ReadUint32Bytes(bts)
 			if err != nil {
@@ -4964,7 +4994,7 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Welcome) Msgsize() (s int) {
-	s = 1 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken) + 7 + msgp.Uint32Size + 6 + msgp.Uint32Size + 5 + msgp.BytesPrefixSize + len(z.Cert) + 3 + msgp.BytesPrefixSize + len(z.CA)
+	s = 3 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken) + 12 + msgp.BoolSize + 11 + msgp.StringPrefixSize + len(z.PeerToken) + 7 + msgp.Uint32Size + 6 + msgp.Uint32Size + 5 + msgp.BytesPrefixSize + len(z.Cert) + 3 + msgp.BytesPrefixSize + len(z.CA)
 	return
 }
 
