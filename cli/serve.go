@@ -151,7 +151,7 @@ func runHead(embedded bool, virtual string, which naming, from provider) error {
 		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
 		Log: log, Journal: kept, Resume: before, Grace: graceOf(session.HeadGrace()), Fault: fault,
 		Host: network.host, Transport: network.transport, NodeGrace: network.grace,
-		Backend: nodes.give,
+		Backend: nodes.give, Apart: from.backend == "ray",
 	})
 	if err != nil {
 		if before == nil {
