@@ -17,6 +17,8 @@ VERSION := $(shell sed -n 's/^__version__ *= *"\(.*\)"/\1/p' python/muster/_vers
 GOLANGCI_VERSION := v2.13.2
 
 VENV     := build/venv
+VENV_RAY := build/venv-ray
+RAY      := ray[default]==2.60.*
 PY       := $(VENV)/bin/python
 LDFLAGS  := -s -w -X github.com/muster-rl/muster/wire.Release=$(VERSION)
 # Without cgo and without paths of this machine, so that a binary runs on any
@@ -116,16 +118,23 @@ test-py: venv ## Python tests of the SDK, the worker runtime, the benchmark's ha
 	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) python/tests bench/tests chaos/tests
 
 .PHONY: test-e2e
-test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs
-	$(PY) -m pytest -n $(JOBS) --dist loadfile $(PYTEST_ARGS) e2e
+test-e2e: venv ## whole programs: scripts, endings, the wheel, every command of the docs; without those that need Ray (test-ray)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not ray" $(PYTEST_ARGS) e2e
 
 .PHONY: test-pythons
 test-pythons: venv ## the SDK's tests on every other Python that is here (ONLY="3.10 3.13" picks)
 	@.ci/pythons
 
 .PHONY: test-ray
-test-ray: ## nodes from Ray (nothing to test yet: backend/ray does not exist)
-	@echo "There is no Ray backend in this tree yet, so there is nothing to test."
+test-ray: venv $(VENV_RAY)/.ready ## the tests with real Ray, a Ray node per network namespace (needs root; TESTS= picks files)
+	$(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS) $(or $(TESTS),e2e)
+
+$(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
+	@echo "making $(VENV_RAY) with $(RAY), once (0.6 GB)"
+	@[ -x $(VENV_RAY)/bin/python ] || $(PYTHON) -m venv $(VENV_RAY) || { rm -rf $(VENV_RAY); exit 1; }
+	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt '$(RAY)'
+	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
+	@touch $@
 
 .PHONY: test-web
 test-web: ## the web page (nothing to test yet: web/ does not exist)

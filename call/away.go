@@ -41,7 +41,6 @@ func (cl *Cluster) away() *Worker {
 // not get is asked for Again from those who made the calls.
 func (t *Table) Returned(w *Worker, received uint32) []Op {
 	t.ops = t.ops[:0]
-	w.here()
 	w.acks.sent = received
 	for _, c := range slices.Clone(w.out()) {
 		leg := c.LegOf(w)
@@ -49,6 +48,7 @@ func (t *Table) Returned(w *Worker, received uint32) []Op {
 			t.unsend(c, leg)
 		}
 	}
+	w.here()                                  // from now on calls may go out, in their order
 	for _, c := range slices.Clone(w.out()) { // errors that waited for the word on its end
 		if err := c.firstUntold(); err != nil && c.State == Running && c.dyingPeer() == nil {
 			t.answer(c, err)
@@ -69,9 +69,13 @@ func (t *Table) unsend(c *Call, leg int) {
 	switch {
 	case c.State != Running && c.State != Sending: // the answer is settled: it is not needed
 		l.Done = true
+		c.skipped++
 		c.left--
 		if c.left == 0 {
 			t.finish(c)
+		}
+		if c.State != Answered {
+			t.stay(c)
 		}
 		return
 	case c.State == Running:
@@ -81,6 +85,10 @@ func (t *Table) unsend(c *Call, leg int) {
 	l.sent = false
 	if c.acked {
 		t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
+		return
+	}
+	if err := c.needFailed(); err != nil { // since it was sent: the rows are not there any more
+		t.fail(c, err)
 		return
 	}
 	if !c.bare {

@@ -23,15 +23,21 @@
 //	held       a future failed, Cancel       answered   Fail
 //	sending    the rows of a leg are there   sending    SendLeg; running with the last one
 //	sending    a rank of a leg is down       sending    -, the leg waits for Replace
-//	sending    anything that ends a call     as running, the legs that were not sent are skipped
+//	sending    anything that ends a call     as running, the legs that were not sent are skipped; those
+//	                                         behind it go out when it is answered
+//	sending    Cancel of who made it         answered   Fail, CancelLeg for the legs that are out
 //	running    Returned without its leg      sending    Again, then SendLeg with Resent
 //	sending    Returned without its leg      sending    the same
-//	settled    Returned without its leg      the same   that leg counts as ended: nobody needs it
+//	either     Returned without its leg, a
+//	           call that gave rows failed    answered   Fail
+//	settled    Returned without its leg      the same   that leg counts as ended: nobody needs it; those
+//	                                                    behind it go out when it is answered
 //	running    Result, the last leg          answered   Answer
 //	running    Result with an error          answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkerLost                    answered   Fail, CancelLeg for the other legs
 //	running    WorkersDown, not idempotent,
-//	           or a rank has raised          answered   Fail (the other legs run on; collective: CancelLeg)
+//	           a rank has raised, or a call
+//	           that gave rows failed         answered   Fail (the other legs run on; collective: CancelLeg)
 //	running    WorkersDown, idempotent       running    -, its legs there wait; where all ranks are down,
 //	                                                    those that are done are taken back as well
 //	running    Replace                       running    SendAgain for the legs that waited
@@ -63,6 +69,8 @@
 //	ones where not    yes                       running    the rest was given up before: skipped
 //	none, and later
 //	ones              yes                       answered   Fail: it was refused before
+//	any               yes, and it was lost      -          none: the head fails it (Refused); those that
+//	                  with a rank                          its caller made before keep their places
 //	any               no, the caller is back    answered   none: it has its answer; the legs run on
 //	any               no, the caller is gone    answered   CancelLeg
 //	-                 its answer (PutAnswer)    answered   none: it is there for those that name it

@@ -120,6 +120,7 @@ func (t *Table) finish(c *Call) {
 		t.answer(c, c.firstUntold())
 	case Cancelling:
 		t.answer(c, c.cancelled(""))
+		t.release(c.Cluster)
 	case Held, Sending, Expiring, Answered:
 	}
 	t.forget(c)
@@ -148,6 +149,10 @@ func (t *Table) answer(c *Call, err *spec.Error) {
 		t.skip(c)
 	}
 	c.State = Answered
+	if c.stays {
+		c.stays = false
+		t.unhold(c)
+	}
 	if err != nil || (c.Split && c.Wanted()) { // of a Split call the legs hold the values
 		c.Value = &Result{Err: err}
 	}
@@ -225,18 +230,28 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 	w.here()
 	w.Dead, w.Dying = err, true
 	w.waits = nil
+	var rest []*Call // whose legs on w were still to be sent
+	for _, c := range append([]*Call(nil), w.Cluster.held...) {
+		leg := c.LegOf(w)
+		if c.State != Sending || leg < 0 || c.Legs[leg].Done {
+			continue
+		}
+		if !c.Legs[leg].sent {
+			rest = append(rest, c)
+		}
+		t.settle(c) // all of them, before anything goes on
+	}
 	for _, c := range append([]*Call(nil), w.out()...) {
 		leg := c.LegOf(w)
 		about := c.about(err)
-		t.settle(c)
 		if c.State == Running && !c.Split {
 			t.answer(c, about)
 		}
 		t.legDone(c, leg, Result{Err: about})
 		t.cancelOthers(c)
 	}
-	for _, c := range append([]*Call(nil), w.Cluster.held...) {
-		if c.State == Sending && c.LegOf(w) >= 0 { // its leg on w was still to be sent
+	for _, c := range rest {
+		if c.State != Answered {
 			t.fail(c, c.about(err))
 			t.cancelOthers(c)
 		}
@@ -250,7 +265,7 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
 	cl.gone = err
 	for _, c := range append([]*Call(nil), cl.held...) {
-		if c.State == Sending {
+		if c.State != Held {
 			t.settle(c)
 			t.answer(c, err)
 			continue
@@ -271,22 +286,28 @@ func (t *Table) ClusterGone(cl *Cluster, err *spec.Error) []Op {
 func (t *Table) CallerGone(caller uint32) []Op {
 	t.ops = t.ops[:0]
 	mine := t.sorted(func(c *Call) bool { return c.Caller == caller })
+	sending := map[*Call]bool{}
 	for _, c := range mine { // all of those that wait, before anything goes on
-		if c.State == Held {
+		switch c.State {
+		case Held:
 			t.unhold(c)
+		case Sending:
+			t.settle(c)
+			sending[c] = true
+		case Running, Expiring, Cancelling, Answered:
 		}
 	}
 	for _, c := range mine {
 		c.Keep = false
 		t.unwait(c)
 		t.ackLegs(c)
-		switch c.State {
-		case Sending:
+		switch {
+		case sending[c]:
 			t.fail(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
-		case Held:
+		case c.State == Held:
 			t.refuse(c, spec.Errorf(spec.CodeCancelled, "%s: its caller is gone", c.Title()))
 			t.release(c.Cluster)
-		case Running, Expiring, Cancelling, Answered:
+		default:
 			t.forget(c)
 		}
 	}
@@ -297,7 +318,7 @@ func (t *Table) CallerGone(caller uint32) []Op {
 // kill, the workers of legs that do not end in time are killed.
 func (t *Table) Cancel(c *Call, kill bool) []Op {
 	t.ops = t.ops[:0]
-	c.kill = c.kill || kill
+	c.asked, c.kill = true, c.kill || kill
 	t.cancel(c)
 	return t.ops
 }
@@ -309,8 +330,8 @@ func (t *Table) cancel(c *Call) {
 		t.refuse(c, c.cancelled(" before it was sent"))
 		t.release(c.Cluster)
 	case Sending:
-		t.settle(c)
 		c.State = Cancelling
+		t.stay(c)
 		t.cancelOthers(c)
 		if c.left == 0 {
 			t.finish(c)
@@ -373,6 +394,7 @@ func (t *Table) Overdue(c *Call, stacks []spec.Stack) []Op {
 		}
 	}
 	t.forget(c)
+	t.release(c.Cluster)
 	return t.ops
 }
 
@@ -394,10 +416,9 @@ func (t *Table) Expire(c *Call) []Op {
 		t.refuse(c, spec.Errorf(spec.CodeTimeout, "%s: the deadline passed before it was sent: %s", c.Title(), c.heldBy()))
 		t.release(c.Cluster)
 	case Sending:
-		t.settle(c)
 		c.State = Expiring
+		t.stay(c)
 		t.op(Stacks, c, -1, nil)
-		t.release(c.Cluster)
 	case Running:
 		c.State = Expiring
 		t.op(Stacks, c, -1, nil)
@@ -416,7 +437,11 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 	e := spec.Errorf(spec.CodeTimeout, "%s: no answer within %s from %s", c.Title(), after, c.Missing())
 	switch {
 	case c.skipped > 0:
-		e.Message = fmt.Sprintf("%s: %d of %d ranks still waited for the rows of an argument at its deadline of %s", c.Title(), c.skipped, len(c.Legs), after)
+		why := "still waited for the rows of an argument"
+		if c.Paired == nil {
+			why = "had not got it, as a connection was lost,"
+		}
+		e.Message = fmt.Sprintf("%s: %d of %d ranks %s at its deadline of %s", c.Title(), c.skipped, len(c.Legs), why, after)
 		if c.left > 0 {
 			e.Message += ", and there was no answer from " + c.Missing()
 		}
@@ -440,6 +465,7 @@ func (t *Table) Expired(c *Call, after string, stacks []spec.Stack) []Op {
 		}
 	}
 	t.forget(c)
+	t.release(c.Cluster)
 	return t.ops
 }
 
@@ -470,6 +496,8 @@ func (c *Call) heldBy() string {
 	case c.Cluster.away() != nil:
 		w := c.Cluster.away()
 		return "the connection to " + w.Name + " on " + w.Node + " was lost and is not back"
+	case len(c.Cluster.held) > 0 && c.Cluster.held[0].stays:
+		return "the deadline of " + c.Cluster.held[0].Title() + ", which comes before it, has passed, or it was cancelled, and it is not answered yet"
 	case c.Cluster.full > 0:
 		return fmt.Sprintf("a worker has %d calls queued already", MaxOut)
 	}

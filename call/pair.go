@@ -36,8 +36,7 @@ func (t *Table) sendSome(c *Call) bool {
 func (c *Call) fed(leg int) bool {
 	for i, dep := range c.deps {
 		from := &dep.Legs[c.Paired[i][leg]]
-		failed := dep.State == Answered && dep.Value != nil && dep.Value.Err != nil
-		if !from.Done || from.Result.Err != nil || failed || dep.State == Held || dep.State == Expiring || dep.State == Cancelling {
+		if !from.Done || from.Result.Err != nil || dep.failed() || dep.State == Held || dep.State == Expiring || dep.State == Cancelling {
 			return false
 		}
 	}
@@ -54,6 +53,22 @@ func (t *Table) settle(c *Call) {
 	t.unhold(c)
 	c.State = Running
 	t.skip(c)
+}
+
+// stay gives up the legs of a call that are not out, as it is being ended, and has
+// those behind it wait until it is answered. A next head must not hear of it again
+// and of them no more: to that one it would be a call that comes after them. One
+// that was cancelled with the call that made it is answered at once: nobody waits
+// for it, and nobody tells when its legs are overdue.
+func (t *Table) stay(c *Call) {
+	t.skip(c)
+	t.unhold(c)
+	if c.State == Cancelling && !c.asked {
+		t.answer(c, c.cancelled(""))
+		return
+	}
+	c.stays = true
+	t.hold(c)
 }
 
 // skip gives up the legs of a call that are not out.

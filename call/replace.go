@@ -28,18 +28,19 @@ func (t *Table) WorkersDown(workers []*Worker, err *spec.Error) []Op {
 		w.waits = nil
 	}
 	calls := outOn(workers)
-	whole := len(workers) == len(cl.Workers) && cl.down == len(workers)
-	for _, c := range calls {
-		switch {
-		case !c.again():
-			t.loseDown(c, c.about(err))
-		case whole:
-			c.undo()
+	if len(workers) == len(cl.Workers) && cl.down == len(workers) { // before anyone takes what is done of them
+		for _, c := range calls {
+			if c.again() {
+				c.undo()
+			}
 		}
-	}
-	if whole {
 		for _, w := range workers {
 			w.relist(calls)
+		}
+	}
+	for _, c := range calls {
+		if !c.again() {
+			t.loseDown(c, c.about(err))
 		}
 	}
 	t.release(cl)
@@ -131,11 +132,25 @@ func outOn(workers []*Worker) []*Call {
 }
 
 // again says that what of c was out on a rank that is down waits for the next
-// process, where its arguments can be told to that. A rank that has raised in the meantime most likely did because of the
-// death, which is then what to tell.
+// process, where its arguments can be told to that: they are not there any more
+// where a call has failed that had given it rows. A rank that has raised in the
+// meantime most likely did because of the death, which is then what to tell.
 func (c *Call) again() bool {
-	return c.Idempotent && !c.acked && c.HasDeps() && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
+	return c.Idempotent && !c.acked && c.HasDeps() && c.needFailed() == nil && (c.State == Running || c.State == Sending) && (c.first == nil || c.Split)
 }
+
+// needFailed is what a call has failed with whose result c needs.
+func (c *Call) needFailed() *spec.Error {
+	for _, dep := range c.deps {
+		if dep.failed() {
+			return dep.Value.Err
+		}
+	}
+	return nil
+}
+
+// failed says that c was answered with an error.
+func (c *Call) failed() bool { return c.State == Answered && c.Value != nil && c.Value.Err != nil }
 
 // undo takes back what was done of a call that is run again as a whole.
 func (c *Call) undo() {

@@ -19,6 +19,7 @@ type Comeback struct {
 	none  map[*Worker][]*Call // of workers that told nothing, what they may have got
 	seqs  map[*Worker]*gotLegs
 	calls []*Call // as they were put: those of each caller in its order
+	order []*Call // the same, with those that do not go on
 }
 
 // gotCall is a call that workers have got legs of.
@@ -43,13 +44,13 @@ type gotLegs struct {
 	last     ID
 }
 
-// Comeback begins; Settle ends it. The table must be new.
+// Comeback begins; Prepare and then Go end it. The table must be new.
 func (t *Table) Comeback() *Comeback {
 	return &Comeback{t: t, legs: map[uint64]*gotCall{}, none: map[*Worker][]*Call{}, seqs: map[*Worker]*gotLegs{}}
 }
 
 // Received says how many legs w has got, ever. Got tells of each that it was not
-// released of. A worker that tells nothing must be lost after Settle: what was for
+// released of. A worker that tells nothing must be lost before Go: what was for
 // it counts as sent, as it may have been.
 func (b *Comeback) Received(w *Worker, received uint32) {
 	b.seqs[w] = &gotLegs{received: received}
@@ -97,9 +98,17 @@ func (b *Comeback) Call(r Request) *Call {
 			b.none[l.Worker] = append(b.none[l.Worker], c)
 		}
 	}
-	b.calls = append(b.calls, c)
+	b.calls, b.order = append(b.calls, c), append(b.order, c)
 	b.t.byCaller[callerKey{c.Caller, c.CallerID}] = c
 	return c
+}
+
+// Refused takes a call that its caller sent again and that does not go on: those
+// that the caller made before it still come before it.
+func (b *Comeback) Refused(r Request) {
+	if g := b.legs[r.Origin()]; g != nil && g.cluster == r.Cluster {
+		b.order = append(b.order, &Call{Request: r, ID: g.id})
+	}
 }
 
 // PutAnswer takes the answer, or with a rank that of one rank, of a call that its
@@ -133,10 +142,16 @@ func (t *Table) PutAnswer(caller uint32, id uint64, rank int, r Result) *Call {
 	return c
 }
 
-// Settle ends the coming back: Prepare, then Go.
-func (b *Comeback) Settle(back func(caller uint32) bool, made func(*Call)) []Op {
-	ops := slices.Clone(b.Prepare(back, made))
-	return append(ops, b.Go()...)
+// PutParts says what an answer that was put was joined of: calls that take it part
+// by part find each in the leg of that number.
+func (t *Table) PutParts(c *Call, parts []Result) {
+	if !c.put || c.Split || len(c.Legs) > 0 {
+		return
+	}
+	for i, r := range parts {
+		c.Ranks = append(c.Ranks, i)
+		c.Legs = append(c.Legs, Leg{Done: true, Result: r})
+	}
 }
 
 // Prepare gives calls their places; results count from now on, but nothing is sent
@@ -168,6 +183,11 @@ func (b *Comeback) Prepare(back func(caller uint32) bool, made func(*Call)) []Op
 			t.cancelOthers(c)
 		}
 	}
+	for _, c := range b.calls {
+		if c.misplaced && len(c.needs) == 0 {
+			t.refuseMisplaced(c)
+		}
+	}
 	return t.ops
 }
 
@@ -175,11 +195,31 @@ func (b *Comeback) Prepare(back func(caller uint32) bool, made func(*Call)) []Op
 func (b *Comeback) Go() []Op {
 	t := b.t
 	t.ops = t.ops[:0]
+	for _, c := range b.calls { // unless what it was refused for is known by now
+		t.refuseMisplaced(c)
+	}
 	t.paused = false
 	for _, c := range b.calls {
 		t.release(c.Cluster)
 	}
 	return t.ops
+}
+
+// refuseMisplaced answers a call whose place in the order is past, before later ones
+// are: a next head would not know that they were.
+func (t *Table) refuseMisplaced(c *Call) {
+	if !c.misplaced || c.State != Held {
+		return
+	}
+	err := spec.Errorf(spec.CodeHeadLost, "%s: it was not sent before the head ended, and its place in the order is past: make the call again", c.Title())
+	for i := range c.Legs {
+		if dead := c.Legs[i].Worker.Dead; dead != nil {
+			err = c.about(dead)
+			break
+		}
+	}
+	t.unhold(c)
+	t.refuse(c, err)
 }
 
 // workers are those that told what they have got, in order.
@@ -263,7 +303,7 @@ func (b *Comeback) number() {
 	for _, g := range b.legs {
 		taken[g.id] = true
 	}
-	for _, c := range b.calls {
+	for _, c := range b.order {
 		l := line{c.Caller, c.Cluster}
 		if lines[l] == nil {
 			order = append(order, l)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,7 +24,8 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
 //	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · lost CLUSTER/RANK · gone CLUSTER · callergone
 //	cancel CALL [kill] · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
-//	takeover [got=CLUSTER/RANK:LEGS,…] [calls=ID,…] [puts=ID,…] [away]: a new head; workers have got so many legs, callers send these again
+//	takeover [got=CLUSTER/RANK:LEGS,…] [calls=ID,…] [lost=ID,…] [puts=ID,…] [raised=CLUSTER/RANK:CALL,…] [away]: a new head; workers have got so many
+//	  legs, and have raised in these, callers send these again, of which some do not go on
 //
 // Calls are named by their caller's id, which is also their number here.
 func TestScripts(t *testing.T) {
@@ -203,9 +205,20 @@ func (s *script) takeover(t *testing.T, f []string) []Op {
 		s.table.PutAnswer(1, id, -1, Result{})
 	}
 	for _, text := range words("calls") {
-		back.Call(s.request(t, s.calls[text]))
+		if r := s.request(t, s.calls[text]); slices.Contains(words("lost"), text) {
+			back.Refused(r)
+		} else {
+			back.Call(r)
+		}
 	}
-	return back.Settle(func(uint32) bool { return !has(f, "away") }, func(c *Call) { c.Method = "?" })
+	ops := slices.Clone(back.Prepare(func(uint32) bool { return !has(f, "away") }, func(c *Call) { c.Method = "?" }))
+	for _, text := range words("raised") {
+		who, id, _ := strings.Cut(text, ":")
+		w := s.worker(t, who)
+		_, more := s.table.Result(w, s.call(t, id).ID, Result{Err: spec.Errorf(spec.CodeUser, "%s raised", w.Name)})
+		ops = append(ops, more...)
+	}
+	return append(ops, back.Go()...)
 }
 
 func show(ops []Op) string {

@@ -123,9 +123,9 @@ func (t *Table) send(c *Call) {
 
 // release sends what is at the front of a cluster's queue and waits no more.
 func (t *Table) release(cl *Cluster) {
-	for len(cl.held) > 0 && cl.full == 0 && !t.paused {
+	for len(cl.held) > 0 && cl.full == 0 && cl.gone == nil && !t.paused {
 		c := cl.held[0]
-		if c.bare || (len(c.needs) > 0 && c.Paired == nil) {
+		if c.stays || c.bare || (len(c.needs) > 0 && c.Paired == nil) {
 			return
 		}
 		if c.State == Held {
@@ -134,11 +134,6 @@ func (t *Table) release(cl *Cluster) {
 				if d := c.Legs[i].Worker.Dead; d != nil && dead == nil {
 					dead = d
 				}
-			}
-			if dead == nil && c.misplaced {
-				cl.held = cl.held[1:]
-				t.refuse(c, spec.Errorf(spec.CodeHeadLost, "%s: it was not sent before the head ended, and its place in the order is past: make the call again", c.Title()))
-				continue
 			}
 			if dead != nil {
 				cl.held = cl.held[1:]

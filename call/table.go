@@ -135,11 +135,13 @@ type Call struct {
 	// others wait for, or may.
 	Value *Result
 
+	asked      bool    // its caller has cancelled it
 	kill       bool    // what does not end once it is cancelled is to be killed
 	acked      bool    // its caller has read the answer, or is gone
 	put        bool    // all there is of it is the answer, which its caller gave back
 	misplaced  bool    // its place in the order is past
 	bare       bool    // its arguments are to come again before it goes on
+	stays      bool    // in its cluster's queue until it is answered: see stay
 	left       int     // legs not done
 	told       int     // legs that are told
 	byRank     []int32 // leg + 1 by rank, where Ranks are many

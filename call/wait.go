@@ -22,8 +22,10 @@ func (t *Table) Wait(w *Worker, c *Call) []Op {
 			t.release(c.Cluster)
 			return t.ops
 		}
+		t.settle(c)
 		t.answer(c, err)
 		t.cancelOthers(c)
+		t.release(c.Cluster)
 	}
 	return t.ops
 }
@@ -69,68 +71,136 @@ func (t *Table) unwait(c *Call) {
 // worker w, which runs one call at a time, or else the call parent, of which w
 // has a leg beside others.
 func findCycle(w *Worker, parent, c *Call) []string {
-	seen := map[*Call]bool{}
-	var path []string
-	var visit func(c *Call) bool
-	visit = func(c *Call) bool {
-		if seen[c] {
-			return false
-		}
-		seen[c] = true
-		if parent != nil && c == parent {
-			path = append(path, c.Title()+" is the one that waits")
-			return true
-		}
-		for _, next := range c.waits {
-			path = append(path, c.Title()+" waits for "+next.Title())
-			if visit(next) {
-				return true
-			}
-			path = path[:len(path)-1]
-		}
-		for i := range c.Legs {
-			v := c.Legs[i].Worker
-			if c.Legs[i].Done || !v.Serial {
-				continue
-			}
-			if v == w && parent == nil {
-				path = append(path, c.Title()+" needs "+v.Name+" on "+v.Node+", which is the one that waits")
-				return true
-			}
-			for _, next := range v.waits {
-				path = append(path, c.Title()+" needs "+v.Name+" on "+v.Node+", which waits for "+next.Title())
-				if visit(next) {
-					return true
-				}
-				path = path[:len(path)-1]
-			}
-		}
-		if c.State == Held || len(c.needs) > 0 {
-			for _, next := range c.needs {
-				path = append(path, c.Title()+" needs the result of "+next.Title())
-				if visit(next) {
-					return true
-				}
-				path = path[:len(path)-1]
-			}
-			for _, before := range c.Cluster.held {
-				if before == c {
-					break
-				}
-				if seen[before] {
-					continue
-				}
-				path = append(path, c.Title()+" comes after "+before.Title())
-				if visit(before) {
-					return true
-				}
-				path = path[:len(path)-1]
-			}
-		}
-		return false
-	}
-	if visit(c) {
-		return path
+	s := search{w: w, parent: parent, answer: map[*Call]bool{}, need: map[*Call]bool{}}
+	if s.answers(c) {
+		return s.path
 	}
 	return nil
+}
+
+// search follows what calls wait for: to be answered, and before that to be sent.
+type search struct {
+	w            *Worker
+	parent       *Call
+	answer, need map[*Call]bool // whose were looked at
+	path         []string
+}
+
+// step goes on to a call, in these words.
+func (s *search) step(words string, look func(*Call) bool, next *Call) bool {
+	s.path = append(s.path, words+next.Title())
+	if look(next) {
+		return true
+	}
+	s.path = s.path[:len(s.path)-1]
+	return false
+}
+
+// answers looks at what the answer of c waits for: it finds who waits there.
+func (s *search) answers(c *Call) bool {
+	if s.answer[c] {
+		return false
+	}
+	s.answer[c] = true
+	if s.parent != nil && c == s.parent {
+		s.path = append(s.path, c.Title()+" is the one that waits")
+		return true
+	}
+	for _, next := range c.waits {
+		if s.step(c.Title()+" waits for ", s.answers, next) {
+			return true
+		}
+	}
+	for i := range c.Legs {
+		v := c.Legs[i].Worker
+		if c.Legs[i].Done || !v.Serial {
+			continue
+		}
+		needs := c.Title() + " needs " + v.Name + " on " + v.Node + ", which "
+		if v == s.w && s.parent == nil {
+			s.path = append(s.path, needs+"is the one that waits")
+			return true
+		}
+		for _, next := range v.waits {
+			if s.step(needs+"waits for ", s.answers, next) {
+				return true
+			}
+		}
+	}
+	return s.sends(c)
+}
+
+// sends looks at what the sending of c waits for. Those before it must be sent, not
+// answered: what a worker has got waits there.
+func (s *search) sends(c *Call) bool {
+	if c.State != Held && c.State != Sending && !c.blocked() {
+		return false
+	}
+	if s.needs(c) {
+		return true
+	}
+	for _, before := range c.before() {
+		if s.step(c.Title()+" comes after ", s.needs, before) {
+			return true
+		}
+	}
+	return false
+}
+
+// needs looks at the results without which something of c cannot be sent.
+func (s *search) needs(c *Call) bool {
+	if s.need[c] {
+		return false
+	}
+	s.need[c] = true
+	if !c.lacks() {
+		return false
+	}
+	for _, next := range c.needs {
+		if s.step(c.Title()+" needs the result of ", s.answers, next) {
+			return true
+		}
+	}
+	return false
+}
+
+// lacks says that something of c waits for its needs.
+func (c *Call) lacks() bool {
+	if c.Paired == nil || !c.HasDeps() {
+		return len(c.needs) > 0
+	}
+	for i := range c.Legs {
+		if l := &c.Legs[i]; !l.Done && (!l.sent || l.Worker.Down != nil) && !c.fed(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// before are the calls that go out before c: those in front of it in the queue of
+// its cluster, and those that are sent again to ranks that are down.
+func (c *Call) before() []*Call {
+	cl := c.Cluster
+	var calls []*Call
+	if c.State == Held || c.State == Sending {
+		at := slices.Index(cl.held, c)
+		if at < 0 {
+			at = len(cl.held) // it comes just now
+		}
+		calls = slices.Clone(cl.held[:at])
+	}
+	if cl.down == 0 {
+		return calls
+	}
+	for _, w := range cl.Workers {
+		if w.Down == nil {
+			continue
+		}
+		for _, o := range w.out() {
+			if o.ID < c.ID {
+				calls = append(calls, o)
+			}
+		}
+	}
+	return calls
 }

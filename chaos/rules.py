@@ -262,10 +262,6 @@ def errors(facts: Facts) -> Iterator[Broken]:
         yield Broken("errors", "the script itself failed", tuple(line["error"]["text"].split("\n")))
 
 
-#: The one case that a new head cannot put together again yet; docs/failures.md tells of it.
-_PARTLY = "some ranks had got their part of the rows when the head ended"
-
-
 def objection(facts: Facts, step: Step, error: Line, at: float) -> str:
     """Why an error of a call may not be; nothing where it may."""
     near = _reach(facts, step)
@@ -291,8 +287,6 @@ def objection(facts: Facts, step: Step, error: Line, at: float) -> str:
         killed = [f["pid"] for f in facts.faults("kill", "zygote") if f["at"] <= at]
         named = any(f"(pid {pid}," in error["text"] for pid in killed)
         return "" if named else "and no zygote that it names was killed"
-    if code == "head_lost" and _PARTLY in error["text"]:
-        return "" if facts.faults("kill", "head") else "and no head was killed"
     return "in a way that nothing in this round explains"
 
 

@@ -53,8 +53,8 @@ The other commands look at what a script would do, or does.`,
 	}
 	root.SetVersionTemplate("muster {{.Version}}\n")
 	root.AddCommand(
-		runCommand(), planCommand(), doctorCommand(), statusCommand(), storeCommand(), logsCommand(), stacksCommand(),
-		versionCommand(), headCommand(), agentCommand(), wardenCommand(), exitCodesTopic(),
+		runCommand(), nodeCommand(), planCommand(), doctorCommand(), statusCommand(), storeCommand(), logsCommand(), stacksCommand(),
+		versionCommand(), headCommand(), agentCommand(), wardenCommand(), keeperCommand(), exitCodesTopic(),
 	)
 	root.SetHelpCommand(helpCommand())
 	root.SetFlagErrorFunc(wrongFlag)

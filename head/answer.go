@@ -5,6 +5,7 @@ import (
 
 	"github.com/tinylib/msgp/msgp"
 
+	rows "github.com/muster-rl/muster/batch"
 	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/dispatch"
 	"github.com/muster-rl/muster/spec"
@@ -156,8 +157,9 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 		err = p.layout
 	}
 	var v wire.Value
+	var parts []wire.Part
 	if err == nil {
-		v, err = p.joined(c, op)
+		v, parts, err = p.joined(c, op)
 	}
 	if err != nil {
 		hd.Flags |= wire.FlagError
@@ -165,7 +167,15 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 	}
 	p.unread++
 	h.fault("answering")
-	p.caller.answerLocked(c, hd, v.Raw, v.Bufs, b)
+	bufs := v.Bufs
+	if parts != nil {
+		hd.Ack = uint32(len(parts)) //nolint:gosec // one per rank
+		if !even(parts) {
+			hd.Flags |= wire.FlagParts
+			bufs = append(bufs[:len(bufs):len(bufs)], wire.Buf{Data: wire.AppendParts(nil, parts)})
+		}
+	}
+	p.caller.answerLocked(c, hd, v.Raw, bufs, b)
 	if !c.Wanted() || c.State != call.Answered {
 		return
 	}
@@ -174,15 +184,17 @@ func (h *Head) answerLocked(op call.Op, p *pending, b *batch) {
 	}
 }
 
-// joined makes one value of the legs' results.
-func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
+// joined makes one value of the legs' results. Where calls can take it part by
+// part, it says which rows each part has: a head that comes after this one must
+// know.
+func (p *pending) joined(c *call.Call, op call.Op) (v wire.Value, from []wire.Part, told *spec.Error) {
 	if op.Do == call.AnswerLeg {
 		r := c.Legs[op.Leg].Result
-		return wire.Value{Raw: r.Body, Bufs: bufsOf(&r)}, nil
+		return wire.Value{Raw: r.Body, Bufs: bufsOf(&r)}, nil, nil
 	}
 	if !p.planned && p.paired == nil && len(c.Futures) > 0 { // it was sent by a head before this one
 		if err := p.planAgain(c); err != nil {
-			return wire.Value{}, err
+			return v, nil, err
 		}
 	}
 	collect := &p.plan.Collect
@@ -191,7 +203,7 @@ func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 		return wire.Value{Raw: r.Body, Bufs: bufsOf(r)}
 	}
 	if collect.Join == dispatch.JoinOne {
-		return value(c.LegOfRank(collect.Rank)), nil
+		return value(c.LegOfRank(collect.Rank)), nil, nil
 	}
 	h := p.caller.h
 	parts := h.parts[:0] // under the lock, so one for all calls
@@ -210,7 +222,7 @@ func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 	for i := range parts {
 		size += len(parts[i].Raw)
 	}
-	v := wire.Value{Raw: make([]byte, 0, size+8)}
+	v.Raw = make([]byte, 0, size+8)
 	var err error
 	chained := false
 	if collect.Join == dispatch.JoinChain {
@@ -226,7 +238,56 @@ func (p *pending) joined(c *call.Call, op call.Op) (wire.Value, *spec.Error) {
 		e := *spec.AsError(err)
 		e.Message = c.Title() + ": its joined result: " + e.Message
 		e.Cluster, e.Method = c.Cluster.Name, c.Method
-		return v, &e
+		return v, nil, &e
 	}
-	return v, nil
+	if chained && c.Keep && partsOf(c) > 1 {
+		from = partsFrom(parts, p.plan.Partition())
+	}
+	return v, from, nil
+}
+
+// partsFrom says which rows of a joined value each of its parts has.
+func partsFrom(values []wire.Value, shards [][]uint32) []wire.Part {
+	lens, ok := wire.Lens(values)
+	if !ok {
+		return nil
+	}
+	parts := make([]wire.Part, len(lens))
+	for i, n := range lens {
+		parts[i].Rows = n
+	}
+	if shards == nil {
+		return parts
+	}
+	order, each := rows.Restore(shards, lens)
+	if order == nil {
+		return parts
+	}
+	for i, shard := range shards {
+		index := make([]uint32, 0, lens[i])
+		for _, row := range shard {
+			for k := range each {
+				index = append(index, row*uint32(each)+uint32(k)) //nolint:gosec // a row of a frame
+			}
+		}
+		parts[i].Index = index
+	}
+	return parts
+}
+
+// even says that parts are what cutting the whole evenly gives.
+func even(parts []wire.Part) bool {
+	total := 0
+	for _, p := range parts {
+		if p.Index != nil {
+			return false
+		}
+		total += p.Rows
+	}
+	for i, p := range wire.EvenParts(total, len(parts)) {
+		if parts[i].Rows != p.Rows {
+			return false
+		}
+	}
+	return true
 }

@@ -109,13 +109,20 @@ func (c *caller) putLocked(f *wire.Frame) {
 	if f.Flags&wire.FlagRank != 0 {
 		rank = int(f.Ack)
 	}
+	parts, err := takeParts(f)
 	r := call.Result{Body: f.Body, Bufs: f.Bufs}
 	if f.Flags&wire.FlagError != 0 {
 		r = call.Result{Err: wire.ReadError(f.Body)}
 	}
+	if err != nil {
+		r = call.Result{Err: spec.AsError(err)}
+	}
 	put := c.h.table.PutAnswer(c.number, f.ID, rank, r)
 	if put == nil {
 		return
+	}
+	if len(parts) > 0 {
+		c.h.table.PutParts(put, parts)
 	}
 	if put.Data == nil {
 		put.Data = &pending{caller: c, put: true}
@@ -128,6 +135,38 @@ func (c *caller) putLocked(f *wire.Frame) {
 	}
 	c.puts = append(c.puts, put)
 }
+
+// takeParts finds what an answer was joined of, for calls that take it part by part.
+func takeParts(f *wire.Frame) ([]call.Result, error) {
+	if f.Flags&(wire.FlagError|wire.FlagRank) != 0 || f.Ack == 0 {
+		return nil, nil
+	}
+	var parts []wire.Part
+	var err error
+	v := wire.Value{Raw: f.Body, Bufs: f.Bufs}
+	if n := len(f.Bufs); f.Flags&wire.FlagParts != 0 && n > 0 {
+		v.Bufs = f.Bufs[: n-1 : n-1]
+		parts, err = wire.ReadParts(f.Bufs[n-1].Data)
+		f.Bufs = v.Bufs
+	} else if lens, ok := wire.Lens([]wire.Value{v}); ok && f.Ack <= maxParts {
+		parts = wire.EvenParts(lens[0], int(f.Ack))
+	}
+	var values []wire.Value
+	if err == nil && len(parts) > 0 {
+		values, err = v.Parts(parts)
+	}
+	if err != nil {
+		return nil, err
+	}
+	results := make([]call.Result, len(values))
+	for i := range values {
+		results[i] = call.Result{Body: values[i].Raw, Bufs: values[i].Bufs}
+	}
+	return results, nil
+}
+
+// maxParts bounds what a number in an Answer can make the head allocate.
+const maxParts = 1 << 16
 
 // resent: a caller that is back has sent all that it keeps.
 func (c *callerConn) resent(b *batch) error {

@@ -38,11 +38,10 @@ type pending struct {
 	layout  *spec.Error           // what is wrong with them
 	unread  int                   // Answers that its caller has not acknowledged
 
-	put       bool // all there is of it is its answer, given back by its caller
-	planned   bool
-	spliced   bool // its arguments are complete
-	uncertain bool // how it was cut before cannot be told
-	watch     watched
+	put     bool // all there is of it is its answer, given back by its caller
+	planned bool
+	spliced bool // its arguments are complete
+	watch   watched
 }
 
 var rankZero = []int{0}
@@ -90,7 +89,7 @@ func (c *callerConn) call(f *wire.Frame, b *batch) error {
 	if refused != nil {
 		h.arrivedLocked(from, 0, f.Bufs)
 		h.tellStoresLocked(b)
-		c.failLocked(f.ID, refused, b)
+		c.failLocked(nil, f.ID, refused, b)
 		h.mu.Unlock()
 		return nil
 	}
@@ -227,10 +226,11 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 	return req
 }
 
-// failLocked answers a call that never came to be.
-func (c *caller) failLocked(id uint64, e *spec.Error, b *batch) {
+// failLocked answers a call that never came to be; of is what is kept of it, if
+// anything.
+func (c *caller) failLocked(of *call.Call, id uint64, e *spec.Error, b *batch) {
 	// Without flag Rank it is the answer of a Split call for every rank.
-	c.answerLocked(nil, wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError, ID: id}, wire.AppendError(nil, e), nil, b)
+	c.answerLocked(of, wire.Header{Kind: wire.KindAnswer, Flags: wire.FlagError, ID: id}, wire.AppendError(nil, e), nil, b)
 }
 
 // answerLocked queues an Answer and keeps it.

@@ -115,6 +115,7 @@ type Head struct {
 	leases     lease.Table
 	objects    []lease.Object // of the frame at hand
 	touched    []*node        // whose stores are to be told something
+	lending    bool           // they will be told of loans
 	nodes      []*node
 	nodesKnown bool
 	backendErr error

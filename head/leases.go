@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/muster-rl/muster/call"
 	"github.com/muster-rl/muster/lease"
@@ -89,7 +90,7 @@ func (h *Head) lentLocked(to lease.Holder, bufs []wire.Buf) {
 // to the store before this answer.
 func (n *node) movingLocked(o lease.Object, b *batch) {
 	n.h.leases.Move(o)
-	n.h.tellStoresLocked(b)
+	n.h.tellLoansLocked(b)
 	n.noticeLocked("objects", &wire.Objects{Moved: []uint64{uint64(o)}}, b)
 }
 
@@ -125,27 +126,52 @@ func (h *Head) endedLocked(holder lease.Holder, node int, b *batch) {
 	}
 }
 
-// tellStoresLocked passes on what changed.
+// loanWait is how long a loan may last before its store hears of it: a store needs
+// to know of loans to show them, and asks before it spills what may be lent. Most
+// end with a leg's answer, and cost it nothing.
+const loanWait = 20 * time.Millisecond
+
+// tellStoresLocked passes on what changed, loans after a while.
 func (h *Head) tellStoresLocked(b *batch) {
-	if !h.leases.Changed() {
-		return
+	if h.leases.Changed() {
+		h.tellLocked(nil, b)
 	}
-	fresh, lent, freed := h.leases.Changes()
+	if h.leases.Lending() && !h.lending {
+		h.lending = true
+		time.AfterFunc(loanWait, func() {
+			var b batch
+			h.mu.Lock()
+			h.lending = false
+			h.tellLoansLocked(&b)
+			h.mu.Unlock()
+			b.flush()
+		})
+	}
+}
+
+// tellLoansLocked passes on all that changed.
+func (h *Head) tellLoansLocked(b *batch) {
+	if loans := h.leases.Loans(); len(loans) > 0 || h.leases.Changed() {
+		h.tellLocked(loans, b)
+	}
+}
+
+func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
+	fresh, ended, freed := h.leases.Changes()
 	for _, o := range fresh {
 		if n := h.touchLocked(o); n != nil {
 			n.told.Hold = append(n.told.Hold, uint64(o))
 		}
 	}
-	for _, l := range lent {
-		n := h.touchLocked(l.Object)
-		if n == nil {
-			continue
+	for _, l := range ended {
+		if n := h.touchLocked(l.Object); n != nil {
+			n.told.Lent = append(n.told.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: -1})
 		}
-		count := 1
-		if l.Ended {
-			count = -1
+	}
+	for _, l := range loans {
+		if n := h.touchLocked(l.Object); n != nil {
+			n.told.Lent = append(n.told.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: 1})
 		}
-		n.told.Lent = append(n.told.Lent, wire.Lent{Object: uint64(l.Object), Holder: uint64(l.Holder), Count: count})
 	}
 	for _, o := range freed {
 		if n := h.touchLocked(o); n != nil {
@@ -224,7 +250,9 @@ func (h *Head) storesOf(w *wire.Welcome, holder lease.Holder, node int) {
 // stores tells what lies in all stores, and who the holders are.
 func (h *Head) stores(ctx context.Context) (*wire.StoreReport, error) {
 	report := &wire.StoreReport{Nodes: []wire.StoreStatus{}, Holders: []wire.HolderName{}}
+	var b batch
 	h.mu.Lock()
+	h.tellLoansLocked(&b)
 	var nodes []*node
 	for _, n := range h.nodes {
 		if n.ready && n.lost == nil {
@@ -240,6 +268,7 @@ func (h *Head) stores(ctx context.Context) (*wire.StoreReport, error) {
 		}
 	}
 	h.mu.Unlock()
+	b.flush()
 	slices.SortFunc(report.Holders, func(a, b wire.HolderName) int { return cmp.Compare(a.Holder, b.Holder) })
 	for _, n := range nodes {
 		var status wire.StoreStatus

@@ -25,11 +25,11 @@ func (h *Head) loseCallsLocked(cl *cluster, workers []*call.Worker) {
 	}
 	still := map[uint64]bool{}
 	for _, c := range known {
+		origin := c.Origin()
+		still[origin] = true // also one that a head before this one had lost, and whose answer is not read yet
 		if c.Cluster != &cl.Cluster || c.Idempotent {
 			continue
 		}
-		origin := c.Origin()
-		still[origin] = true
 		for _, w := range workers {
 			if leg := c.LegOf(w); leg >= 0 && c.Legs[leg].Out && !slices.Contains(cl.lost, origin) {
 				cl.lost = append(cl.lost, origin)
@@ -51,13 +51,11 @@ func (cl *cluster) lostCall(c *call.Request) *spec.Error {
 }
 
 // refuseAgainLocked answers a call that was sent again and does not go on, and
-// tells it to those that name it.
+// tells it to those that name it: its caller may do so until it has read the answer.
 func (c *caller) refuseAgainLocked(id uint64, err *spec.Error, b *batch) {
-	if put := c.h.table.PutAnswer(c.number, id, -1, call.Result{Err: err}); put != nil {
-		if put.Data == nil {
-			put.Data = &pending{caller: c, put: true}
-		}
-		c.puts = append(c.puts, put)
+	put := c.h.table.PutAnswer(c.number, id, -1, call.Result{Err: err})
+	if put != nil {
+		put.Data = &pending{caller: c, put: true, unread: 1}
 	}
-	c.failLocked(id, err, b)
+	c.failLocked(put, id, err, b)
 }

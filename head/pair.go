@@ -73,6 +73,9 @@ func (p *pending) pairs() bool {
 // where it does not.
 func partsOf(c *call.Call) int {
 	p := c.Data.(*pending)
+	if p.put && !c.Split {
+		return len(c.Legs) // see PutParts
+	}
 	if c.Split || p.put || p.plan.Collect.Join != dispatch.JoinChain || (len(p.waits) > 0 && p.paired == nil) {
 		return 0
 	}
@@ -85,6 +88,9 @@ func partsOf(c *call.Call) int {
 // rankOf is the rank that gives a part.
 func rankOf(c *call.Call, part int) int {
 	p := c.Data.(*pending)
+	if p.put {
+		return part
+	}
 	if p.plan.Collect.Ranks == nil {
 		return p.plan.Leg(part).Rank
 	}
@@ -139,9 +145,6 @@ func (h *Head) sendRestLocked(c *call.Call, leg int, p *pending, b *batch) {
 func (p *pending) complete(c *call.Call) *spec.Error {
 	if len(c.Futures) == 0 || p.spliced || c.Paired != nil {
 		return nil
-	}
-	if p.uncertain {
-		return spec.Errorf(spec.CodeHeadLost, "%s: some ranks had got their part of the rows when the head ended, and which part of them the others should get went with it: make the call again", c.Title())
 	}
 	if err := p.splice(c); err != nil {
 		return err

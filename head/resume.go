@@ -446,7 +446,7 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	var rt route
 	payload, err := rt.read(f.Body)
 	if err != nil {
-		c.failLocked(f.ID, spec.AsError(err), b)
+		c.failLocked(nil, f.ID, spec.AsError(err), b)
 		return
 	}
 	p, refused := h.resolveLocked(c, &rt)
@@ -459,7 +459,9 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	var req call.Request
 	if refused == nil {
 		req = h.requestOf(c, f.ID, &rt, p)
-		refused = p.cluster.lostCall(&req)
+		if refused = p.cluster.lostCall(&req); refused != nil {
+			together.Refused(req)
+		}
 	}
 	if refused != nil {
 		c.refuseAgainLocked(f.ID, refused, b)
@@ -467,7 +469,6 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	}
 	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
 	c.bytes += p.size
-	p.uncertain = together.Known(req.Origin()) && len(p.waits) > 0 && p.paired == nil && p.pairs()
 	req.Leased = wire.HasRefs(f.Bufs)
 	made := together.Call(req)
 	h.resuming.made = append(h.resuming.made, putCall{made, f.Bufs})

@@ -235,6 +235,18 @@ func (c *returning) post(f wire.Frame, ranks int, names ...uint64) *outgoing {
 	return o
 }
 
+// unread has it forget that it has read the last answers, those of calls among them.
+func (c *returning) unread(answers uint32, calls ...*outgoing) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read -= answers
+	for _, o := range calls {
+		o.ranks++
+		delete(c.said, o.ID)
+		c.open = append(c.open, o)
+	}
+}
+
 func (c *returning) call(to callee, payload []byte, names ...uint64) *outgoing {
 	ranks := 1
 	if to.flags&split != 0 {

@@ -11,7 +11,8 @@
 //	End of a process or a call              all of its counts are 0
 //	Replace                                 what the holder says, when it is back
 //	Lend                                    none: as long as it has a count, the
-//	                                        holder may read the object where it lies
+//	                                        holder may read the object where it lies;
+//	                                        a loan that ends soon is told by nobody
 //
 // It is pure: it imports nothing of Muster, and the head, which serialises
 // events, tells the stores.

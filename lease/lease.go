@@ -35,7 +35,8 @@ type Table struct {
 	holders map[Holder]map[Object]share
 	fresh   []Object
 	freed   []Object
-	lent    []Lent
+	lent    []Lent // loans that began and were not told, as far as they have not ended
+	ended   []Lent // loans that were told, and ended
 }
 
 // entry is what is known of an object.
@@ -48,6 +49,7 @@ type entry struct {
 type share struct {
 	count int
 	lent  bool // it was told where it lies
+	told  bool // and its store that it was
 }
 
 // Lent is a loan that began, or ended.
@@ -154,8 +156,8 @@ func (t *Table) End(h Holder) {
 }
 
 func (t *Table) let(h Holder, o Object, s share) {
-	if s.lent {
-		t.lent = append(t.lent, Lent{Object: o, Holder: h, Ended: true})
+	if s.told { // else its store never hears of it
+		t.ended = append(t.ended, Lent{Object: o, Holder: h, Ended: true})
 	}
 	e := t.objects[o]
 	e.holders--
@@ -166,15 +168,34 @@ func (t *Table) let(h Holder, o Object, s share) {
 }
 
 // Changed says that Changes would tell of something.
-func (t *Table) Changed() bool { return len(t.fresh)+len(t.freed)+len(t.lent) > 0 }
+func (t *Table) Changed() bool { return len(t.fresh)+len(t.freed)+len(t.ended) > 0 }
 
-// Changes returns what was seen for the first time, what was lent or is not any
-// more, and what nobody knows of any more, since it was last asked; an object may
-// be in all, and is then gone. The slices are valid until the table changes.
-func (t *Table) Changes() (fresh []Object, lent []Lent, freed []Object) {
-	fresh, lent, freed = t.fresh, t.lent, t.freed
-	t.fresh, t.lent, t.freed = t.fresh[:0], t.lent[:0], t.freed[:0]
-	return fresh, lent, freed
+// Changes returns what was seen for the first time, which loans have ended, and
+// what nobody knows of any more, since it was last asked; an object may be in all,
+// and is then gone. The slices are valid until the table changes.
+func (t *Table) Changes() (fresh []Object, ended []Lent, freed []Object) {
+	fresh, ended, freed = t.fresh, t.ended, t.freed
+	t.fresh, t.ended, t.freed = t.fresh[:0], t.ended[:0], t.freed[:0]
+	return fresh, ended, freed
+}
+
+// Lending says that Loans may tell of something.
+func (t *Table) Lending() bool { return len(t.lent) > 0 }
+
+// Loans returns the loans that began since it was last asked and have not ended.
+// Most end soon, so it pays to ask late; what ended before that is told by nobody.
+func (t *Table) Loans() []Lent {
+	loans := t.lent[:0]
+	for _, l := range t.lent {
+		s := t.holders[l.Holder][l.Object]
+		if s.lent && !s.told {
+			s.told = true
+			t.holders[l.Holder][l.Object] = s
+			loans = append(loans, l)
+		}
+	}
+	t.lent = t.lent[:0]
+	return loans
 }
 
 // Len is how many objects somebody knows of.
@@ -240,7 +261,7 @@ func (t *Table) Raise(h Holder, counts map[Object]int) {
 // so, or not. Only the end of that is told.
 func (t *Table) Assume(h Holder) {
 	for o, s := range t.holders[h] {
-		s.lent = true
+		s.lent, s.told = true, true
 		t.holders[h][o] = s
 	}
 }
@@ -249,7 +270,7 @@ func (t *Table) Assume(h Holder) {
 func (t *Table) Has(o Object) bool { return t.objects[o] != nil }
 
 // On lists what somebody knows of on one node, and who was lent it: all that its
-// store was ever told and still has to know.
+// store has to know, and counts as told from now on.
 func (t *Table) On(node int) (objects []Object, lent []Lent) {
 	for o := range t.objects {
 		if o.Node() == node {
@@ -259,6 +280,8 @@ func (t *Table) On(node int) (objects []Object, lent []Lent) {
 	for h, held := range t.holders {
 		for o, s := range held {
 			if s.lent && o.Node() == node {
+				s.told = true
+				held[o] = s
 				lent = append(lent, Lent{Object: o, Holder: h})
 			}
 		}

@@ -115,9 +115,10 @@ func TestLoans(t *testing.T) {
 	if table.Lend(Worker(3), 7) != 0 {
 		t.Error("lent to somebody who does not have it")
 	}
-	if _, lent, _ := table.Changes(); !slices.Equal(lent, []Lent{{7, a, false}, {7, b, false}}) {
+	if lent := table.Loans(); !slices.Equal(lent, []Lent{{7, a, false}, {7, b, false}}) || table.Lending() {
 		t.Errorf("%v", lent)
 	}
+	table.Changes()
 	table.Move(7)
 	table.Add(a, 7)
 	if table.Lend(a, 7) != 0 {
@@ -134,6 +135,43 @@ func TestLoans(t *testing.T) {
 	}
 }
 
+// Of a loan that ended before it was told nobody hears; one that began anew is told
+// once, after the end of the one before it.
+func TestLoansThatEndSoon(t *testing.T) {
+	var table Table
+	a, b := Worker(1), Worker(2)
+	for _, h := range []Holder{a, b} {
+		table.Add(h, 7)
+	}
+	table.Place(7, 40)
+	table.Lend(a, 7)
+	table.End(a)
+	table.Add(a, 7)
+	table.Lend(a, 7)
+	table.Lend(b, 7)
+	table.End(b)
+	if _, ended, _ := table.Changes(); len(ended) != 0 {
+		t.Errorf("%v", ended)
+	}
+	if lent := table.Loans(); !slices.Equal(lent, []Lent{{7, a, false}}) {
+		t.Errorf("%v", lent)
+	}
+	table.Add(b, 7)
+	table.End(a)
+	table.Add(a, 7)
+	table.Lend(a, 7)
+	if _, ended, _ := table.Changes(); !slices.Equal(ended, []Lent{{7, a, true}}) {
+		t.Errorf("%v", ended)
+	}
+	if _, lent := table.On(0); !slices.Equal(lent, []Lent{{7, a, false}}) || len(table.Loans()) != 0 {
+		t.Errorf("%v", lent)
+	}
+	table.End(a)
+	if _, ended, _ := table.Changes(); !slices.Equal(ended, []Lent{{7, a, true}}) {
+		t.Errorf("%v, which On had told", ended)
+	}
+}
+
 // What a holder that comes back says that it has takes the place of its counts;
 // nothing is freed that it still knows of.
 func TestReplace(t *testing.T) {
@@ -145,6 +183,7 @@ func TestReplace(t *testing.T) {
 	table.Add(Worker(2), 8)
 	table.Place(7, 40)
 	table.Lend(a, 7)
+	table.Loans()
 	table.Changes()
 	table.Replace(a, map[Object]int{7: 1, 9: 3})
 	if fresh, lent, freed := table.Changes(); !slices.Equal(fresh, []Object{9}) || len(lent) != 0 || len(freed) != 0 {

@@ -42,10 +42,16 @@ type client struct {
 	answers uint32
 	kept    []answer // not acknowledged, oldest first
 	puts    []*call.Call
-	late    []func() // what it said after all was sent again, until all are back
+	late    []late // what it said after all was sent again, until all are back
 	resent  bool
 	gone    bool
 	told    map[objectID]int // what it said that it knows of
+}
+
+// late is something that a caller said.
+type late struct {
+	ends uint64 // the call that it cancels
+	do   func()
 }
 
 // answer is an Answer frame.
@@ -116,7 +122,7 @@ func (h *head) call(c *caller, inv *invocation, left int64, again bool, ack uint
 		return
 	}
 	if who.resent && h.coming != nil {
-		who.late = append(who.late, func() { h.call(c, inv, left, again, ack) })
+		who.late = append(who.late, late{do: func() { h.call(c, inv, left, again, ack) }})
 		return
 	}
 	if h.coming != nil {
@@ -295,7 +301,7 @@ func (h *head) cancel(c *caller, id uint64, kill bool) {
 		return
 	}
 	if h.coming != nil {
-		who.late = append(who.late, func() { h.cancel(c, id, kill) })
+		who.late = append(who.late, late{ends: id, do: func() { h.cancel(c, id, kill) }})
 		return
 	}
 	made := h.table.FindCaller(c.number, id)

@@ -61,17 +61,23 @@ func (h holding) drop(objects []objectID) []objectID {
 // take has a worker know of objects.
 func (p *process) take(objects []objectID) {
 	p.objects.add(objects)
+	p.count(objects, 1)
+}
+
+// count is for the rules: what a process that is being ended knows of counts for
+// nothing to a head that did not see it begin to end.
+func (p *process) count(objects []objectID, by int) {
 	for _, o := range objects {
-		p.w.inHand[o]++
+		if !p.ending {
+			p.w.inHand[o] += by
+		}
 	}
 }
 
 // giveBack tells the head what a worker does not know of any more.
 func (p *process) giveBack(objects []objectID) {
 	given := p.objects.drop(objects)
-	for _, o := range given {
-		p.w.inHand[o]--
-	}
+	p.count(given, -1)
 	if l := p.link; l != nil && len(given) > 0 {
 		h := p.w.head
 		l.send(toHead, func() { h.workerReleases(p, given) })
@@ -121,7 +127,7 @@ func (h *head) callerReleases(c *caller, given []objectID, ack uint32) {
 		return
 	}
 	if h.coming != nil {
-		who.late = append(who.late, func() { h.callerReleases(c, given, ack) })
+		who.late = append(who.late, late{do: func() { h.callerReleases(c, given, ack) }})
 		return
 	}
 	h.acked(c, ack)

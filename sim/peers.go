@@ -43,7 +43,7 @@ func (h *head) put(c *caller, id uint64, a answer) {
 		return
 	}
 	if h.coming != nil && who.resent {
-		who.late = append(who.late, func() { h.put(c, id, a) })
+		who.late = append(who.late, late{do: func() { h.put(c, id, a) }})
 		return
 	}
 	if h.coming != nil {
@@ -186,9 +186,8 @@ func (h *head) exited(number uint32, why *spec.Error) {
 	}
 	w.link = nil
 	switch {
-	case h.coming != nil: // what it had got is not known: it is lost once all is settled
+	case h.coming != nil: // it is lost once all is settled; what it has told counts
 		h.coming.exits[number] = why
-		delete(h.coming.backs, number)
 		h.settle(false)
 	case h.restarts(w):
 		h.restart(w, why)
@@ -244,8 +243,8 @@ func (h *head) agentBack(n *node, l *link, procs []*process, exits []uint32) {
 	}
 	delete(h.coming.nodes, n.index)
 	for _, p := range procs {
-		if h.workers[p.number] == nil {
-			h.agent(n, func() { p.die(true) }) // it was being started
+		if h.workers[p.number] == nil || p.cluster.gone {
+			h.agent(n, func() { p.die(true) }) // it was being started, or ended
 		}
 	}
 	h.settle(false)

@@ -45,7 +45,7 @@ type process struct {
 	node    *node
 	alive   bool
 	link    *link  // nil: it has none
-	lastOf  uint32 // the head under which it ended
+	lastOf  uint32 // the last head that knew what it had got
 
 	received uint32
 	mark     uint32
@@ -55,6 +55,7 @@ type process struct {
 	ran      []origin // in order
 	last     map[uint32]uint64
 	caller   *caller // itself as one
+	ending   bool    // its cluster is gone, and so is the head that said so
 
 	objects holding
 }
@@ -292,17 +293,27 @@ func (p *process) cancel(id call.ID) {
 	}
 }
 
+// uncount takes back all that it knows of.
+func (p *process) uncount() {
+	for o, n := range p.objects {
+		for range n {
+			p.count([]objectID{o}, -1)
+		}
+	}
+}
+
 // die is the end of a process, which its agent sees.
 func (p *process) die(told bool) {
 	if !p.alive {
 		return
 	}
 	p.alive, p.lastOf = false, p.w.epoch
+	if h := p.w.head; h != nil && h.coming != nil && h.coming.backs[p.number] == nil {
+		p.lastOf-- // what it had got is not known to this one
+	}
 	p.w.rules.died(p)
 	delete(p.node.procs, p.number)
-	for o, n := range p.objects {
-		p.w.inHand[o] -= n
-	}
+	p.uncount()
 	p.link.hangUp()
 	p.link = nil
 	if p.caller != nil {

@@ -58,6 +58,12 @@ func (w *world) newHead() {
 			}
 		}
 		if c.gone {
+			for _, s := range c.seats {
+				if s.proc.alive {
+					s.proc.uncount()
+					s.proc.ending = true
+				}
+			}
 			h.table.ClusterGone(cl, spec.Errorf(spec.CodeNotFound, "%s is no more", cl.Name))
 		}
 	}
@@ -146,10 +152,14 @@ func (h *head) settle(late bool) {
 		for _, cw := range cl.Workers {
 			told := b.backs[cw.Number]
 			w := h.workers[cw.Number]
-			if cw.Dead != nil || b.exits[cw.Number] != nil {
+			ended := b.exits[cw.Number] != nil
+			if ended {
+				h.table.WorkerDying(cw)
+			}
+			if cw.Dead != nil || ended && told == nil {
 				continue
 			}
-			if told == nil || w.link == nil {
+			if told == nil || w.link == nil && !ended {
 				h.w.rules.brk("who lives comes back", "%s is not back after the grace", w.Name)
 			}
 			h.leases.Replace(lease.Worker(cw.Number), told.objects)
@@ -181,11 +191,13 @@ func (h *head) settle(late bool) {
 			c.put()
 			continue
 		}
+		r, _ := h.request(c.inv)
 		if err := h.w.lost[c.inv.origin()]; err != nil {
-			h.putNow(c.who, c.inv.id, answer{rank: -1, err: err}) // for those that name it
+			back.Refused(r)
+			made := h.table.PutAnswer(r.Caller, r.CallerID, -1, call.Result{Err: err}) // for those that name it
+			h.answer(c.who, answer{id: c.inv.id, rank: -1, err: err, call: made})
 			continue
 		}
-		r, _ := h.request(c.inv)
 		h.note("again %d %s", c.inv.label(), c.inv.words())
 		made := back.Call(r)
 		held = append(held, heldCall{made, c.inv.named})
@@ -194,7 +206,7 @@ func (h *head) settle(late bool) {
 	h.coming = nil
 	h.note("settle")
 	h.w.tell("head %d settles: %d calls", h.epoch, len(b.calls))
-	ops := slices.Clone(back.Settle(func(number uint32) bool {
+	ops := slices.Clone(back.Prepare(func(number uint32) bool {
 		who := h.callers[number]
 		return who != nil && !who.gone
 	}, func(c *call.Call) { c.Data = &pending{} }))
@@ -202,13 +214,10 @@ func (h *head) settle(late bool) {
 		h.holdFor(k.call, k.named)
 	}
 	h.orders(ops)
-	for _, c := range b.calls {
-		if c.inv != nil {
-			if err := h.w.lost[c.inv.origin()]; err != nil {
-				h.answer(c.who, answer{id: c.inv.id, rank: -1, err: err})
-			}
-		}
+	for _, result := range b.results {
+		result()
 	}
+	h.endCalls()
 	for _, cl := range h.clusters {
 		for _, cw := range slices.Clone(cl.Workers) {
 			if why := b.exits[cw.Number]; why != nil {
@@ -216,11 +225,9 @@ func (h *head) settle(late bool) {
 			}
 		}
 	}
+	h.orders(back.Go())
 	for _, d := range deadlines {
 		h.deadline(d.call, d.left)
-	}
-	for _, result := range b.results {
-		result()
 	}
 	h.leases.End(resumer)
 	defer h.tellStores()
@@ -234,9 +241,26 @@ func (h *head) settle(late bool) {
 		}
 		late := who.late
 		who.late = nil
-		for _, do := range late {
-			do()
+		for _, l := range late {
+			l.do()
 		}
+	}
+}
+
+// endCalls cancels what its caller wants no more, before anything is sent.
+func (h *head) endCalls() {
+	for _, c := range h.w.callers {
+		who := h.callers[c.number]
+		if who == nil {
+			continue
+		}
+		who.late = slices.DeleteFunc(who.late, func(l late) bool {
+			known := l.ends > 0 && h.table.FindCaller(c.number, l.ends) != nil
+			if known {
+				l.do()
+			}
+			return known
+		})
 	}
 }
 

@@ -50,6 +50,7 @@ const (
 	FlagInfo  Flags = 8
 	FlagMute  Flags = 16
 	FlagAgain Flags = 32
+	FlagParts Flags = 64
 )
 
 // Header is the fixed part of a frame, but for its sizes.

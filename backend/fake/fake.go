@@ -28,6 +28,9 @@ type Script struct {
 	Begin func(w *Worker)
 	// Answer answers a leg; by default with None.
 	Answer func(leg *Leg)
+	// Lost says that a leg never arrives, as when the head ends before it is
+	// written; the head must end then. By default all do.
+	Lost func(leg *Leg) bool
 	// Cancel is asked to end a leg that is out, or was, and returns the state of
 	// wire.Cancelled; by default the leg fails as cancelled, "interrupted".
 	Cancel func(w *Worker, leg *Leg) string

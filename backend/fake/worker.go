@@ -245,6 +245,9 @@ func (w *Worker) handle(f *wire.Frame) {
 func (w *Worker) take(cast Leg) {
 	leg := &cast
 	leg.Worker = w
+	if lost := w.agent.script.Lost; lost != nil && lost(leg) {
+		return
+	}
 	w.mu.Lock()
 	w.release(leg.ack, nil)
 	if n := len(w.kept); n > 0 && leg.Call <= w.kept[n-1].Call && !w.agent.script.Unordered {

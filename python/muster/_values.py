@@ -444,7 +444,24 @@ def _batch_class() -> Any:
 
 
 def _extension(code: int, data: bytes) -> Any:
+    if code == TUPLE:  # there may be many, mostly of plain things
+        try:
+            inner = _unpackb(
+                data, ext_hook=_deeper, strict_map_key=False, unicode_errors="surrogatepass"
+            )
+            if type(inner) is list:
+                return tuple(inner)
+        except _Deeper:
+            pass
     return _Decoder(()).extension(code, data)
+
+
+class _Deeper(Exception):
+    """There is an extension inside."""
+
+
+def _deeper(_code: int, _data: bytes) -> Any:
+    raise _Deeper
 
 
 class _Decoder:
