@@ -24,7 +24,8 @@ import (
 
 // silence is what the head knows of a node's.
 type silence struct {
-	since   time.Duration // for how long nothing has come
+	since   time.Duration // for how long nothing had come when it was looked at
+	looked  time.Time
 	ack     time.Duration // for how long its machine has acknowledged nothing
 	trip    time.Duration // how long it takes to
 	suspect bool
@@ -36,19 +37,20 @@ type silence struct {
 const slowAnswer = time.Second
 
 // look takes what the kernel says now, and tells what changed.
-func (s *silence) look(q wire.Quiet, suspectAfter time.Duration) (became, healed bool) {
+func (s *silence) look(q wire.Quiet, now time.Time, suspectAfter time.Duration) (became, healed bool) {
 	was := s.suspect
-	s.since, s.ack, s.trip = q.Data, q.Ack, q.Trip
+	s.since, s.ack, s.trip, s.looked = q.Data, q.Ack, q.Trip, now
 	s.suspect = q.Data >= suspectAfter
 	return s.suspect && !was, was && !s.suspect
 }
 
 // text says in words what is wrong with a node that is silent.
 func (s *silence) text(name string) string {
+	since := inSeconds(s.since + time.Since(s.looked))
 	if s.ack < s.since/2 {
-		return fmt.Sprintf("the agent of %s has not answered for %s, though its machine does: it is stopped, stuck, or far too busy", name, inSeconds(s.since))
+		return fmt.Sprintf("the agent of %s has not answered for %s, though its machine does: it is stopped, stuck, or far too busy", name, since)
 	}
-	return fmt.Sprintf("nothing has come from %s for %s: its machine is down, or the network between is cut", name, inSeconds(s.since))
+	return fmt.Sprintf("nothing has come from %s for %s: its machine is down, or the network between is cut", name, since)
 }
 
 func inSeconds(d time.Duration) string {
@@ -114,7 +116,7 @@ func (h *Head) lookAt(w lookedAt) (ask, lost bool) {
 	if n.conn != w.conn || n.lost != nil {
 		return false, false
 	}
-	became, healed := n.silence.look(w.quiet, h.opts.SuspectAfter)
+	became, healed := n.silence.look(w.quiet, time.Now(), h.opts.SuspectAfter)
 	switch {
 	case became:
 		h.warningLocked(n.silence.text(n.name) + fmt.Sprintf("; its calls wait, for up to %v", h.opts.NodeGrace))
@@ -189,6 +191,14 @@ func (n *node) troubleLocked() string {
 		return fmt.Sprintf("the connection to %s is cut; it may come back", n.name)
 	}
 	return ""
+}
+
+// heardLocked: the agent of n joins, or comes back, over the network or not.
+func (n *node) heardLocked(conn *wire.Conn) {
+	if n.silence.suspect {
+		n.h.warningLocked(n.name + " is heard of again")
+	}
+	n.far, n.silence = conn.LocalHost() != "", silence{}
 }
 
 // silentError is for who would wait for a node in vain.

@@ -248,6 +248,19 @@ func TestADeadlineOfASilentNode(t *testing.T) {
 	n.hold()
 }
 
+// Nobody waits for the orderly end of a node that is not heard of.
+func TestTheEndWhileANodeIsSilent(t *testing.T) {
+	n := newNetwork(t)
+	o := quick(time.Hour)
+	o.StopWait = time.Hour
+	r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between, Answer: echo}})
+	r.cluster("a", 1)
+	n.hold("up", "down")
+	eventually(t, "suspicion", func() bool { return r.node(0).State == "suspect" })
+	r.owner.close()
+	r.ended <- within(t, r.ended, "the head's end")
+}
+
 // An agent whose connection ended, and that does not come back, is lost after the
 // grace of nodes, not that of heads.
 func TestAnAgentThatDoesNotComeBack(t *testing.T) {

@@ -155,7 +155,7 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		return nil, w, err
 	}
 	n.info = *hello.Node
-	n.far, n.silence = conn.LocalHost() != "", silence{}
+	n.heardLocked(conn)
 	h.storesOf(&w, 0, n.index)
 	w.PeerToken = h.tokenFor("peers")
 	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn)}
@@ -383,12 +383,12 @@ func (n *node) lose(why *spec.Error) {
 // stop has the agent end everything and then itself.
 func (n *node) stop(ctx context.Context, grace time.Duration, why string) error {
 	n.h.mu.Lock()
-	agent, asker, conn := n.agent, n.asker, n.conn
+	agent, asker, conn, trouble := n.agent, n.asker, n.conn, n.troubleLocked()
 	n.h.mu.Unlock()
 	if agent == nil {
 		return nil
 	}
-	if asker != nil {
+	if asker != nil && trouble == "" {
 		// Its answer means that all output is here. Without an answer the agent
 		// still ends when its connection does.
 		_ = asker.Ask(ctx, "stop", &wire.Stop{Workers: []uint32{}, All: true, GraceSeconds: grace.Seconds(), Why: why}, &wire.Empty{})

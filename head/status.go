@@ -66,6 +66,9 @@ func (n *node) statusLocked() wire.NodeInfo {
 		info.State, info.Why = "lost", n.lost.Message
 	case n.ready && n.conn == nil:
 		info.State, info.Why = "away", "its connection was lost; it may come back"
+		if n.silence.suspect {
+			info.Why = n.silence.text(n.name) + "; " + info.Why
+		}
 	case n.ready && n.silence.suspect:
 		info.State, info.Why = "suspect", n.silence.text(n.name)
 	case n.ready:
