@@ -383,7 +383,7 @@ func (n *node) lose(why *spec.Error) {
 // stop has the agent end everything and then itself.
 func (n *node) stop(ctx context.Context, grace time.Duration, why string) error {
 	n.h.mu.Lock()
-	agent, asker, conn, trouble := n.agent, n.asker, n.conn, n.troubleLocked()
+	agent, asker, conn, far, trouble := n.agent, n.asker, n.conn, n.far, n.troubleLocked()
 	n.h.mu.Unlock()
 	if agent == nil {
 		return nil
@@ -391,8 +391,13 @@ func (n *node) stop(ctx context.Context, grace time.Duration, why string) error 
 	if asker != nil && trouble == "" {
 		// Its answer means that all output is here. Without an answer the agent
 		// still ends when its connection does.
-		_ = asker.Ask(ctx, "stop", &wire.Stop{Workers: []uint32{}, All: true, GraceSeconds: grace.Seconds(), Why: why}, &wire.Empty{})
+		err := asker.Ask(ctx, "stop", &wire.Stop{Workers: []uint32{}, All: true, GraceSeconds: grace.Seconds(), Why: why}, &wire.Empty{})
 		_ = conn.CloseWhenFlushed()
+		if far && errors.Is(err, errAway) { // it may be cut off, and not know that all is over
+			var late context.CancelFunc
+			ctx, late = context.WithTimeout(ctx, n.h.opts.SuspectAfter)
+			defer late()
+		}
 	} else {
 		agent.Kill()
 	}
