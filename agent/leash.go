@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/muster-rl/muster/backend"
-	"github.com/muster-rl/muster/session"
 )
 
 // leashBound is how long an agent may take to end everything once nobody keeps its
@@ -24,8 +23,6 @@ func onLeash(join backend.Join, signals chan<- os.Signal) {
 	if join.Leash == 0 {
 		return
 	}
-	// What an agent leaves when its warden is killed as well is found by this.
-	_ = os.Setenv(session.Mark, session.MarkOf(join.Dir, join.Node))
 	go func() {
 		runtime.LockOSThread() // the kernel's word goes with the thread that asked for it
 		_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0)

@@ -44,7 +44,7 @@ func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req
 		waiting := h.joiningLocked()
 		if waiting == "" && h.launcher.reserver != nil {
 			h.mu.Unlock()
-			return h.reservePool(ctx, owner, origin, req, timeout)
+			return h.reservePool(owner, origin, req, timeout)
 		}
 		if waiting == "" {
 			p, err := h.reserveLocked(owner, origin, req)

@@ -22,8 +22,9 @@ import (
 // there is no pool.
 const explainBound = 15 * time.Second
 
-// reservePool has the backend reserve a pool, and all its agents there.
-func (h *Head) reservePool(ctx context.Context, owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
+// reservePool has the backend reserve a pool within the timeout, and the agents of
+// its nodes join within as long again.
+func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
 	h.mu.Lock()
 	if p := h.madeLocked(origin); p != nil {
 		defer h.mu.Unlock()
@@ -48,7 +49,9 @@ func (h *Head) reservePool(ctx context.Context, owner *caller, origin uint64, re
 	h.fault("granted")
 	nodes, err := h.granted(grant)
 	if err == nil {
-		err = h.awaitNodes(ctx, nodes, timeout)
+		joining, stop := context.WithTimeout(owner.ctx, timeout)
+		err = h.awaitNodes(joining, nodes, timeout)
+		stop()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -147,7 +147,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 		return nil, err
 	}
 	if nodes[0].Name == join.Name {
-		join.Far = backend.Far{Address: nodes[0].Address}
+		join.Hosts, join.Address = nil, nodes[0].Address // by the unix socket
 		return b.here.Launch(ctx, join)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startBound)
@@ -177,7 +177,6 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 func (b *Backend) Adopt(ctx context.Context, join backend.Join, handle backend.Handle) (backend.Agent, error) {
 	nodes, err := b.list(ctx)
 	if err != nil || nodes[0].Name == join.Name { // its agent does not need Ray
-		join.Far = backend.Far{}
 		if a, err := b.here.Adopt(ctx, join, handle); join.Node == 0 || err == nil {
 			return a, err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -78,11 +79,30 @@ func made(t *testing.T, reaper *process.Reaper, opts ray.Options) *ray.Backend {
 	return b
 }
 
+// farFirst has another node where the suite takes this machine's.
+type farFirst struct{ *ray.Backend }
+
+func (b farFirst) Nodes(ctx context.Context) ([]string, error) {
+	names, err := b.Backend.Nodes(ctx)
+	slices.Reverse(names)
+	return names, err
+}
+
 func TestConformance(t *testing.T) {
+	t.Run("here", func(t *testing.T) {
+		conform(t, func(b *ray.Backend) backend.Backend { return b })
+	})
+	t.Run("far", func(t *testing.T) {
+		conform(t, func(b *ray.Backend) backend.Backend { return farFirst{b} })
+	})
+}
+
+func conform(t *testing.T, as func(*ray.Backend) backend.Backend) {
+	t.Helper()
 	address, python := theRay(t)
 	reaper := newReaper(t)
 	backendtest.Run(t, backendtest.Kit{
-		New: func(t *testing.T) backend.Backend { return made(t, reaper, options(t, python, address)) },
+		New: func(t *testing.T) backend.Backend { return as(made(t, reaper, options(t, python, address))) },
 		Left: func(t *testing.T) []string {
 			all, err := process.Descendants(os.Getpid())
 			if err != nil {

@@ -158,7 +158,7 @@ class Agent:
             self._process = os.posix_spawn(
                 program,
                 ["muster", "warden"],
-                _environment(),
+                {**_environment(), "MUSTER_OF": _mark(join)},
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, at) for at, fd in enumerate(high)],
                 setsid=True,
                 setsigmask=[],
@@ -214,6 +214,13 @@ def _environment() -> dict[str, str]:
         if name in _DEVICES or name in _OURS:
             env[name] = value
     return env
+
+
+def _mark(join: dict[str, Any]) -> str:
+    """What tells whose a process is when its warden is gone, as session.MarkOf has it."""
+    with open("/proc/self/cgroup", "rb") as file:
+        group = hashlib.sha256(file.read()).hexdigest()[:16]
+    return f"{join['dir']}#{join['node']}#{group}"
 
 
 def _short() -> str:
