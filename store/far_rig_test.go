@@ -61,6 +61,9 @@ type farOptions struct {
 
 func newFarRig(t testing.TB, opts farOptions) *farRig {
 	t.Helper()
+	if warm, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
+		warm.Close() // has the runtime open what it polls by
+	}
 	leakCheck(t)
 	f := &farRig{TB: t, known: map[uint64]bool{}, lost: map[int]bool{}}
 	var authority *secure.Authority
@@ -240,6 +243,22 @@ func (f *farRig) tell(h *farHost, m *wire.Copied) {
 		runs = append(runs, lease.Run{From: r.From, To: r.To})
 	}
 	f.copies.Got(lease.Object(m.Object), h.node, runs)
+}
+
+// waitAsked waits until the head was asked so many times.
+func (f *farRig) waitAsked(n int) {
+	f.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		f.mu.Lock()
+		asked := len(f.asked)
+		f.mu.Unlock()
+		if asked >= n {
+			return
+		}
+		if time.Now().After(deadline) {
+			f.Fatalf("the head was asked %d times, not %d", asked, n)
+		}
+	}
 }
 
 // lose says that a node is gone.

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -31,8 +30,6 @@ const (
 	readPiece = 256 << 10
 	// maxWords is how much of an answer that is no chunk is shown.
 	maxWords = 500
-	// farBuffer is how much TLS encrypts before it is written.
-	farBuffer = 128 << 10
 )
 
 // The names of headers.
@@ -80,7 +77,7 @@ type asked struct {
 func (s *Store) Join(peers Peers) {
 	p := &peering{Peers: peers, addresses: map[string]string{}, asked: map[uint64]*asked{}, stall: stallBound}
 	transport := &http.Transport{
-		DialContext: p.dial, DialTLSContext: p.dialTLS,
+		DialContext: p.dial, TLSClientConfig: peers.TLS, TLSHandshakeTimeout: dialBound,
 		MaxIdleConnsPerHost: keptIdle, IdleConnTimeout: idleBound,
 		DisableCompression: true, ReadBufferSize: 4 << 10,
 	}
@@ -111,21 +108,6 @@ func (p *peering) dial(ctx context.Context, _, host string) (net.Conn, error) {
 	return &patient{Conn: nc, bound: p.stall}, nil
 }
 
-func (p *peering) dialTLS(ctx context.Context, network, host string) (net.Conn, error) {
-	nc, err := p.dial(ctx, network, host)
-	if err != nil {
-		return nil, err
-	}
-	config := p.TLS.Clone()
-	config.ServerName, _, _ = strings.Cut(host, ":")
-	stream := tls.Client(&readAhead{Conn: nc, r: bufio.NewReaderSize(nc, farBuffer)}, config)
-	if err := stream.HandshakeContext(ctx); err != nil {
-		_ = nc.Close()
-		return nil, err
-	}
-	return stream, nil
-}
-
 // patient is a connection whose reads end when nothing comes for too long.
 type patient struct {
 	net.Conn
@@ -136,14 +118,6 @@ func (c *patient) Read(b []byte) (int, error) {
 	_ = c.SetReadDeadline(time.Now().Add(c.bound))
 	return c.Conn.Read(b)
 }
-
-// readAhead spares system calls: TLS reads a record at a time.
-type readAhead struct {
-	net.Conn
-	r *bufio.Reader
-}
-
-func (c *readAhead) Read(b []byte) (int, error) { return c.r.Read(b) }
 
 // tell tells the head something, if there is one to be told.
 func (p *peering) tell(m *wire.Copied) {
