@@ -94,6 +94,17 @@ func (c *copied) has() []wire.Run {
 	return c.some([]wire.Run{{To: uint32(len(c.here))}}, func(chunk uint32) bool { return c.here[chunk] }) //nolint:gosec // see chunksOf
 }
 
+// bytes is how many bytes of an object of that size are here.
+func (c *copied) bytes(size uint64) (n uint64) {
+	for chunk, here := range c.here {
+		if here {
+			at := bytesOf(uint32(chunk), size) //nolint:gosec // see chunksOf
+			n += at.to - at.from
+		}
+	}
+	return n
+}
+
 func (c *copied) some(runs []wire.Run, which func(chunk uint32) bool) []wire.Run {
 	var found []wire.Run
 	for _, r := range runs {

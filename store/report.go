@@ -30,11 +30,11 @@ func (l *ledger) status() *wire.StoreStatus {
 			}
 		}
 		info := wire.StoreObject{
-			Object: id, Bytes: o.size, State: o.state.String(), What: o.what, Maker: o.maker.holder,
+			Object: id, Bytes: o.size, Here: o.size, State: o.state.String(), What: o.what, Maker: o.maker.holder,
 			Held: o.held, Since: o.since, Views: views[id],
 		}
 		if o.copy != nil {
-			info.State, info.Maker = "copy", 0
+			info.State, info.Maker, info.Here = "copy", 0, o.copy.bytes(o.size)
 		}
 		if info.Views == nil {
 			info.Views = []wire.StoreView{}

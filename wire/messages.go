@@ -491,7 +491,8 @@ type StoreStatus struct {
 type StoreObject struct {
 	Object uint64      `msg:"object"`
 	Bytes  uint64      `msg:"bytes"`
-	State  string      `msg:"state"` // "writing", "sealed", "spilled", "broken"
+	Here   uint64      `msg:"here"`  // those of them that are here: fewer of a copy of which a part was needed
+	State  string      `msg:"state"` // "writing", "sealed", "spilled", "broken", "copy"
 	What   string      `msg:"what"`
 	Maker  uint64      `msg:"maker"` // a holder
 	Held   bool        `msg:"held"`  // somebody has a handle, says the head

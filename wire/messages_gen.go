@@ -4106,13 +4106,16 @@ func (z *Stop) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *StoreObject) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 8
+	// map header, size 9
 	// string "object"
-	o = append(o, 0x88, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
+	o = append(o, 0x89, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
 	o = msgp.AppendUint64(o, z.Object)
 	// string "bytes"
 	o = append(o, 0xa5, 0x62, 0x79, 0x74, 0x65, 0x73)
 	o = msgp.AppendUint64(o, z.Bytes)
+	// string "here"
+	o = append(o, 0xa4, 0x68, 0x65, 0x72, 0x65)
+	o = msgp.AppendUint64(o, z.Here)
 	// string "state"
 	o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
 	o = msgp.AppendString(o, z.State)
@@ -4174,6 +4177,12 @@ func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			z.Bytes, bts, err = msgp.ReadUint64Bytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Bytes")
+				return
+			}
+		case "here":
+			z.Here, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Here")
 				return
 			}
 		case "state":
@@ -4274,7 +4283,7 @@ func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *StoreObject) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
+	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 5 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
 	return
 }
 
