@@ -56,4 +56,5 @@ type Granted struct {
 	Name    string   `json:"name"`    // as Nodes has it
 	Address string   `json:"address"` // where others reach it
 	Devices []string `json:"devices"` // their numbers or ids, as CUDA_VISIBLE_DEVICES takes them
+	All     bool     `json:"all"`     // instead: all that the node has
 }

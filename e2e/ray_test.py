@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import Hosts, Ray, Running
 
+from hosts import Hosts, Ray, Running
 from running import IMPORTS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

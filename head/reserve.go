@@ -185,6 +185,12 @@ func (h *Head) grantLocked(owner *caller, origin uint64, id, perNode int, grant 
 // devicesOf are the devices of a node that a grant names: by number, UUID, or
 // whatever CUDA_VISIBLE_DEVICES takes.
 func devicesOf(n *spec.Node, g backend.Granted, perNode int) ([]spec.Device, error) {
+	if g.All && len(n.Devices) == perNode {
+		return n.Devices, nil
+	}
+	if g.All {
+		return nil, spec.Errorf(spec.CodeResources, "%s: all of %d GPUs were reserved, and its agent finds %d; %s", n.Name, perNode, len(n.Devices), withoutGPUs(n, perNode))
+	}
 	if len(g.Devices) != perNode {
 		return nil, spec.Errorf(spec.CodeResources, "%s: %d GPUs were reserved, and the reservation has %d: %s", n.Name, perNode, len(g.Devices), strings.Join(g.Devices, ", "))
 	}
@@ -194,16 +200,20 @@ func devicesOf(n *spec.Node, g backend.Granted, perNode int) ([]spec.Device, err
 			return id == strconv.Itoa(d.Index) || id == d.ID && id != "" || id == d.Visible && id != ""
 		})
 		if at < 0 {
-			trouble := n.Trouble
-			if trouble == "" {
-				trouble = "for stand-ins say MUSTER_VIRTUAL=" + spec.Virtual{Nodes: 1, Devices: max(1, perNode)}.String()
-			}
-			return nil, spec.Errorf(spec.CodeResources, "GPU %s of %s was reserved, and its agent finds %d GPUs and not that one; %s", id, n.Name, len(n.Devices), trouble)
+			return nil, spec.Errorf(spec.CodeResources, "GPU %s of %s was reserved, and its agent finds %d GPUs and not that one; %s", id, n.Name, len(n.Devices), withoutGPUs(n, perNode))
 		}
 		devices = append(devices, n.Devices[at])
 	}
 	slices.SortStableFunc(devices, func(a, b spec.Device) int { return a.Index - b.Index })
 	return devices, nil
+}
+
+// withoutGPUs says why a node does not have what was reserved, or what to do.
+func withoutGPUs(n *spec.Node, perNode int) string {
+	if n.Trouble != "" {
+		return n.Trouble
+	}
+	return "for stand-ins say MUSTER_VIRTUAL=" + spec.Virtual{Nodes: 1, Devices: max(1, perNode)}.String()
 }
 
 // unreserveLocked gives back what a pool had, and lets agents go that no pool

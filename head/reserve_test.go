@@ -14,7 +14,7 @@ import (
 )
 
 // reserving is the fake backend with more nodes than a session uses: it gives the
-// named ones, each with the devices from 3 downwards.
+// named ones, each with the devices from 3 downwards, or with all of 4.
 type reserving struct {
 	*fake.Backend
 	mu    sync.Mutex
@@ -32,8 +32,11 @@ func (b *reserving) Reserve(_ context.Context, want backend.Want) (backend.Grant
 	}
 	grant := backend.Grant{Env: map[string]string{"OF_GROUP": strconv.Itoa(want.ID)}}
 	for _, name := range b.next[0] {
-		g := backend.Granted{Name: name, Address: "10.0.0." + name[len(name)-1:]}
+		g := backend.Granted{Name: name, Address: "10.0.0." + name[len(name)-1:], All: want.Devices == 4}
 		for i := range want.Devices {
+			if g.All {
+				break
+			}
 			g.Devices = append(g.Devices, strconv.Itoa(3-i))
 		}
 		grant.Nodes = append(grant.Nodes, g)
@@ -128,6 +131,15 @@ func (b *reserving) fitted() []int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Sorted(slices.Values(b.fits))
+}
+
+func TestAPoolOfWholeNodes(t *testing.T) {
+	r, _ := newReserving(t, []string{"node-0", "node-1"})
+	var p spec.Pool
+	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 4, Nodes: 2, Timeout: 10}, &p))
+	if d := p.Nodes[1].Devices; len(d) != 4 || d[3].Index != 3 {
+		t.Errorf("got devices %+v", d)
+	}
 }
 
 func TestAReservationThatCannotBeUsedIsGivenBack(t *testing.T) {

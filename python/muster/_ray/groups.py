@@ -1,7 +1,7 @@
 """Pools as Ray's placement groups: made, measured, explained and given back.
 
 A pool is one group with one bundle per node of the pool. Which devices a bundle
-has is found by a short task that takes all of it; they stay the same as long as the
+has is found by a short task that takes all of it, unless it has all of its node; they stay the same as long as the
 group is there. The group is the bridge's, and goes with it. Nothing is kept running
 inside, so that workers which use Ray themselves can have all of it.
 """
@@ -171,6 +171,14 @@ class Groups:
         at = {int(k): v for k, v in placement_group_table(group)["bundles_to_node_id"].items()}
         for node_id in sorted(set(at.values()) & set(there)):
             self._prepare(there[node_id])
+        gone = set(at.values()) - set(there)
+        if gone:
+            raise Refused(f"a node of the pool ({min(gone)[:8]}) died as it was reserved")
+        whole = {
+            index
+            for index, node_id in at.items()
+            if there[node_id].total.get("GPU") == want["devices"]
+        }
         devices: dict[int, list[str]] = {index: [] for index in at}
         if want["devices"]:
             task = ray.remote(remote.probe)
@@ -182,17 +190,15 @@ class Groups:
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 ).remote(): index
                 for index in at
+                if index not in whole
             }
             for ref, index in asked.items():
                 devices[index] = ray.get(ref, timeout=_PROBE_PATIENCE)
         granted = []
         for index, node_id in at.items():
-            node = there.get(node_id)
-            if node is None:
-                raise Refused(f"a node of the pool ({node_id[:8]}) died as it was reserved")
-            granted.append((node, index, devices[index]))
+            granted.append((there[node_id], index, devices[index]))
         granted.sort(key=lambda g: (not g[0].here, _numbers(g[0].address), g[0].id, g[2]))
-        return [{**n.told(), "devices": ids, "bundle": i} for n, i, ids in granted]
+        return [{**n.told(), "devices": ids, "all": i in whole} for n, i, ids in granted]
 
     def release(self, number: int) -> None:
         """Give a group back."""
