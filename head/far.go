@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -148,6 +149,16 @@ func (h *Head) farJoin() backend.Far {
 		j.Transport = backend.Plain
 	}
 	return j
+}
+
+// unjoinedLocked names a node whose agent has not joined. Where that takes long, a
+// network may be why.
+func (n *node) unjoinedLocked() string {
+	text := "the agent of " + n.name
+	if f := n.h.far; f != nil && !n.launched.IsZero() && time.Since(n.launched) >= n.h.opts.TellEvery {
+		text += fmt.Sprintf(", which was started and has not reached the head at %s (is a firewall between? MUSTER_HOST names another address of this machine)", strings.Join(f.hosts, ", "))
+	}
+	return text
 }
 
 // acceptFar takes connections from other machines until the listener is closed.

@@ -259,6 +259,20 @@ func TestTheEndWhileANodeIsSilent(t *testing.T) {
 	r.ended <- within(t, r.ended, "the head's end")
 }
 
+// An agent that does not reach the head is waited for, and that says where it is
+// expected.
+func TestAnAgentThatDoesNotReachTheHead(t *testing.T) {
+	n := newNetwork(t)
+	o := quick(time.Hour)
+	o.TellEvery = 20 * time.Millisecond
+	n.hold("up", "down")
+	r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between}})
+	err := r.owner.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 0.3}, &spec.Pool{})
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	wantError(t, err, spec.CodeResources, "still waiting for the agent of node-0", "has not reached the head at "+n.to, "MUSTER_HOST")
+}
+
 // An agent whose connection ended, and that does not come back, is lost after the
 // grace of nodes, not that of heads.
 func TestAnAgentThatDoesNotComeBack(t *testing.T) {

@@ -32,6 +32,8 @@ type node struct {
 	wanted  int    // by pools that are being made
 	address string // where others reach it, if its backend says so
 
+	launched time.Time // when its agent was
+
 	far     bool // its agent came over the network
 	silence silence
 	load    wire.Load
@@ -125,6 +127,9 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 
 // watch waits for the agent's end, however it comes.
 func (n *node) watch(agent backend.Agent) {
+	n.h.mu.Lock()
+	n.launched = time.Now()
+	n.h.mu.Unlock()
 	<-agent.Done()
 	why := "it ended"
 	if err := agent.Err(); err != nil {

@@ -77,7 +77,7 @@ func (h *Head) joiningLocked() string {
 	}
 	for _, n := range h.nodes {
 		if !n.ready && n.lost == nil && (h.launcher.reserver == nil || n.index == 0) {
-			return "the agent of " + n.name
+			return n.unjoinedLocked()
 		}
 	}
 	return ""

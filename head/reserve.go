@@ -136,7 +136,7 @@ func (h *Head) awaitNodes(ctx context.Context, nodes []*node, timeout time.Durat
 			case n.ready:
 				joined++
 			case waiting == "":
-				waiting = "the agent of " + n.name
+				waiting = n.unjoinedLocked()
 			}
 		}
 		if waiting != "" || told {
