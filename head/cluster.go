@@ -63,6 +63,7 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, 
 	if info, err := h.createdBefore(ctx, origin); info != nil || err != nil {
 		return info, err
 	}
+	h.checkReserved(ctx, req.Pool)
 	cl, err := h.registerCluster(owner, origin, req)
 	if err != nil {
 		return nil, err

@@ -284,6 +284,21 @@ func (h *Head) reconcile(ctx context.Context, r backend.Reserver) error {
 	return err
 }
 
+// checkReserved sees to it that a pool's reservation is still there: it goes when
+// what keeps it in the backend is killed.
+func (h *Head) checkReserved(ctx context.Context, id int) {
+	r := h.launcher.reserver
+	if r == nil {
+		return
+	}
+	kept, err := r.Kept(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if p := h.pools[id]; p != nil {
+		p.void = err != nil || !slices.Contains(kept, id)
+	}
+}
+
 // startOn has an agent start workers, once its node has what their runtime names.
 func (h *Head) startOn(ctx context.Context, n *node, s *wire.Start) error {
 	if r := h.launcher.reserver; r != nil {

@@ -68,11 +68,8 @@ func (b *reserving) Fit(_ context.Context, node int, rt spec.Runtime) (spec.Runt
 
 func newReserving(t *testing.T, next ...[]string) (*rig, *reserving) {
 	t.Helper()
-	b := &reserving{next: next}
-	r := newRig(t, setup{virtual: "3x4", backend: func(v spec.Virtual, _ bool) (backend.Backend, error) {
-		b.Backend = newFake(v, fake.Script{Class: testClass()})
-		return b, nil
-	}})
+	b := &reserving{Backend: fake.New(3, fake.Script{Class: testClass()}), next: next}
+	r := newRig(t, setup{virtual: "3x4", backend: func(spec.Virtual, bool) (backend.Backend, error) { return b, nil }})
 	r.fake = b.Backend
 	return r, b
 }
@@ -140,6 +137,15 @@ func TestAPoolOfWholeNodes(t *testing.T) {
 	if d := p.Nodes[1].Devices; len(d) != 4 || d[3].Index != 3 {
 		t.Errorf("got devices %+v", d)
 	}
+}
+
+func TestAReservationThatIsGoneIsTold(t *testing.T) {
+	r, b := newReserving(t, []string{"node-0"})
+	var p spec.Pool
+	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 1, Nodes: 1, Timeout: 10}, &p))
+	must(t, b.Release(context.Background(), p.ID)) // behind the head's back
+	_, err := r.create(r.owner, p.ID, "a", 0, func(s *spec.Cluster) { s.MappingText = "0" })
+	wantError(t, err, spec.CodeResources, "a new ResourceManager")
 }
 
 func TestAReservationThatCannotBeUsedIsGivenBack(t *testing.T) {

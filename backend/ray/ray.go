@@ -165,6 +165,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 	err = br.ask(ctx, "launch", map[string]any{"join": join, "program": b.opts.Binary}, &got, nil)
 	if err != nil {
 		_ = br.ask(context.Background(), "kill", map[string]int{"node": join.Node}, nil, nil)
+		b.agentEnded(join.Node, err.Error())
 		return nil, fmt.Errorf("cannot start the agent of %s: %w", join.Name, err)
 	}
 	a.handle = backend.Handle{Pid: got.Pid, Started: got.Started}

@@ -20,6 +20,7 @@ class _Kept:
         self.actor = actor
         self.name = name
         self.process: dict[str, int] = {}
+        self.doomed = False  # it is to end, also if it has yet to begin
         self.ended = False
 
 
@@ -90,6 +91,8 @@ class Agents:
                 f"no agent could be started on {name}: {_cause(error)}", "node_lost"
             ) from None
         threading.Thread(target=self._watch, args=(number, kept), daemon=True).start()
+        if kept.doomed:
+            self.kill(number)
         return kept.process
 
     def _program(self, actor: Any, program: str) -> str:
@@ -127,6 +130,7 @@ class Agents:
             kept = self._kept.get(number)
         if kept is None or kept.ended:
             return
+        kept.doomed = True
         try:
             self._ray.get(kept.actor.kill.remote(), timeout=5)
         except Exception:  # it does not answer, or is gone
