@@ -56,7 +56,9 @@ func (a *agent) meetStores(welcome wire.Welcome, conn *wire.Conn) (*serving, err
 			ErrorLog: log.New(os.Stderr, fmt.Sprintf("muster agent: the store of node %s: ", a.join.Name), 0),
 		},
 	}
-	if config := a.identity.server; config != nil {
+	if a.identity.server != nil {
+		config := a.identity.server.Clone()
+		config.DynamicRecordSizingDisabled = true // chunks are large from their first byte on
 		listener = tls.NewListener(listener, config)
 	}
 	go func() {

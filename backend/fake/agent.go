@@ -366,6 +366,12 @@ func (a *Agent) notice(f *wire.Frame) {
 			_ = wire.Notify(conn, "pong", &wire.Empty{})
 		}
 		return
+	case verb == "sources" && a.script.Sources != nil:
+		var s wire.Sources
+		if _, err = s.UnmarshalMsg(body); err == nil {
+			a.script.Sources(a.join.Node, s)
+			return
+		}
 	case verb == "pong", a.script.Objects == nil:
 		return
 	default:

@@ -38,6 +38,8 @@ type Script struct {
 	Stack func(w *Worker) string
 	// Objects is told what the head tells a node's store.
 	Objects func(node int, o wire.Objects)
+	// Sources is told whom the head sends a node's store to.
+	Sources func(node int, s wire.Sources)
 	// Holds is what a worker that comes back says it knows of, Stored what the
 	// store of a node has; by default nothing.
 	Holds  func(w *Worker) []wire.Released
