@@ -148,8 +148,8 @@ def init(
 
     Whatever needs a head calls this by itself, so a script calls it only to
     choose: ``virtual="4x8"`` gives 4 nodes of 8 virtual GPUs on this machine
-    (``"4x8+relay"`` also sends calls through the nodes' agents, as between
-    machines); ``address`` names the socket, or its folder, of a head that runs
+    (``"4x8+relay"`` also sends calls through the nodes' agents, ``"4x8+net"`` has
+    them join over TCP as between machines); ``address`` names the socket, or its folder, of a head that runs
     already. Both default to the environment: MUSTER_VIRTUAL, MUSTER_ADDRESS.
 
     ``backend="ray"`` (or MUSTER_BACKEND=ray) takes nodes from a Ray cluster; ``address``
