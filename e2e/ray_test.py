@@ -477,10 +477,16 @@ def test_the_suite_of_every_backend(cluster: Cluster, tmp_path: Path) -> None:
         shutil.rmtree(short, ignore_errors=True)
 
 
-def test_a_raylet_is_killed() -> None:
+def test_a_pool_waits_for_nodes_that_are_added_and_a_raylet_is_killed() -> None:
     with Hosts(3) as hosts:
-        cluster = Cluster(hosts, hosts.ray_up())
-        running = waiting(cluster)
+        cluster = Cluster(hosts, hosts.ray_up(on=[0, 1]))
+        patient = WAITS.replace("ResourceManager(2, 3)", "ResourceManager(2, 3, timeout=90)")
+        running = cluster.start(patient, cluster.env(MUSTER_RAY_AUTOSCALER="1"))
+        assert running.stderr is not None and running.stdout is not None
+        said = iter(running.stderr.readline, "")
+        assert any("10.77.0.2" in line or "wanted 3 bundles" in line for line in said)
+        cluster.ray.start(2)
+        assert running.stdout.readline().strip() == "ready"
         for pid in cluster.ray.pids(2, "raylet"):
             os.kill(pid, signal.SIGKILL)
         done = cluster.finish(running)

@@ -126,15 +126,18 @@ func TestGroupsAreReservedAndGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := backend.Want{ID: 7, Nodes: 2, Devices: 2, Patience: patience}
+	want := backend.Want{ID: 7, Nodes: len(names), Devices: 2, Patience: patience}
 	grant, err := b.Reserve(ctx, want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(grant.Nodes) != 2 || grant.Nodes[0].Name == grant.Nodes[1].Name || grant.Nodes[0].Name != names[0] {
-		t.Errorf("got %+v of %v", grant, names)
+	if len(grant.Nodes) != len(names) {
+		t.Fatalf("got %+v of %v", grant, names)
 	}
-	for _, n := range grant.Nodes {
+	for i, n := range grant.Nodes {
+		if n.Name != names[i] {
+			t.Errorf("node %d of the pool is %s, and of all %s", i, n.Name, names[i])
+		}
 		if len(n.Devices) != 2 || n.Devices[0] == n.Devices[1] || n.Address == "" {
 			t.Errorf("got %+v", n)
 		}
