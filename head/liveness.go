@@ -148,8 +148,9 @@ func (n *node) replacedLocked(hello wire.Hello) error {
 		how = "its machine was started anew"
 	}
 	why := spec.Errorf(spec.CodeNodeLost, "%s is lost: %s. Its workers went with it", n.name, how)
+	told := *why // lose fills in more
 	go n.lose(why)
-	return why
+	return &told
 }
 
 // triesAgainLocked says that an agent joins that has not heard that it was
