@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from muster import Batch, Cluster, Dispatch, PerRank, ResourceManager, Worker, register
+from muster import Batch, Cluster, Dispatch, MusterError, PerRank, ResourceManager, Worker, register
 from running import cluster, eventually, session
 from stages import MIB, objects, stores
 
@@ -46,6 +48,19 @@ class Reader(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def keep(self, rows: Batch) -> None:
         self.kept = rows["x"]
+
+    @register(Dispatch.ONE_TO_ALL)
+    def late(self, rows: Batch, folder: str) -> str:
+        """Reads a row, and, once it may, the rest; what goes wrong has to leave no garbage."""
+        gc.collect()
+        gc.disable()
+        try:
+            first = int(rows[:1]["x"][0, 0])
+            Path(folder, f"begun-{self.rank}").touch()
+            assert eventually(Path(folder, "go").exists, 60)
+            return f"{first}, {int(rows['x'].sum())}"
+        except MusterError as error:
+            return str(error)
 
     @register(Dispatch.ONE_TO_ALL)
     def kept_total(self) -> int:

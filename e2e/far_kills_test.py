@@ -13,6 +13,7 @@ import muster
 from far_batches_test import CHUNK, numbers, readers
 from muster import Batch
 from restart_test import kill_head
+from running import BINARY, eventually, output_of, run
 
 pytestmark = pytest.mark.chaos
 
@@ -39,6 +40,22 @@ def test_the_node_that_has_the_rows_is_killed(virtual: str) -> None:
             int((numbers(40 * CHUNK // 8192) + 3).sum())
         ]
         del made, mine, copied
+
+
+def test_rows_that_are_lost_half_way(tmp_path: Path) -> None:
+    """The error names the node, and nothing of what was there is kept by it."""
+    with readers("3x2+net", 3) as r:
+        agents = r.agent()
+        mine = r.make(4 * CHUNK // 8192)[2]  # on node-1
+        refs = [r.workers[rank].late.remote(mine, str(tmp_path)) for rank in (0, 4)]
+        for rank in (0, 4):
+            assert eventually((tmp_path / f"begun-{rank}").exists, IN_TIME)
+        os.kill(agents[2], signal.SIGKILL)
+        assert eventually(lambda: "lost" in output_of(run(BINARY, "status", virtual=None)))
+        (tmp_path / "go").touch()
+        for told in muster.get(refs, IN_TIME):
+            assert "node-1 are lost with it" in told, told
+        del mine, refs
 
 
 @VIRTUAL

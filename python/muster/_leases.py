@@ -398,7 +398,10 @@ class Store:
             error = _errors.from_wire(message)
             self._raw = []
             self._pending = None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback has frames that hold leases
         self._adopt(message)
         opened = len(message.get("objects", ()))
         self._raw = []
