@@ -292,6 +292,34 @@ if __name__ == "__main__":
     assert cluster.run(source) == [2]
 
 
+def test_what_a_node_lacks_is_shipped_or_named(cluster: Cluster) -> None:
+    source = """
+class Uses(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def answer(self):
+        import only_here
+        return [only_here.x, os.path.exists("beside.txt")]
+if __name__ == "__main__":
+    import json, pathlib
+    here = pathlib.Path.cwd()
+    for name, file in (("more", "only_here.py"), ("place", "beside.txt")):
+        (here / name).mkdir()
+        (here / name / file).write_text("x = 42\\n")
+    (here / "python").symlink_to(sys.executable)
+    rm = ResourceManager(1, 3)
+    how = dict(device_mapping="0-2", py_modules=[str(here / "more")], working_dir=str(here / "place"))
+    said = Cluster("uses", Uses, rm, WorkerConfig(**how)).answer()
+    try:
+        Cluster("lacks", Uses, rm, WorkerConfig(device_mapping="1", python=str(here / "python")))
+    except muster.MusterError as error:
+        said.append(str(error))
+    print(json.dumps(said))
+"""
+    *answers, error = cluster.run(source)
+    assert answers == [[42, True]] * 3
+    assert "10.77.0.2" in error and "/python is not there" in error, error
+
+
 RENDEZVOUS = """
 import socket
 class Meets(Worker):
@@ -493,4 +521,19 @@ def test_a_pool_waits_for_nodes_that_are_added_and_a_raylet_is_killed() -> None:
         kind, text = json.loads(done.stdout.splitlines()[-1])
         assert kind == "NodeLostError", text
         assert "10.77.0.3" in text, text
+        until(lambda: not cluster.musters(), lambda: f"left: {cluster.musters()}")
+
+
+def test_rays_head_is_killed_and_the_call_goes_on() -> None:
+    """Calls need nothing of Ray; what its nodes do without their head is theirs."""
+    with Hosts(3) as hosts:
+        cluster = Cluster(hosts, hosts.ray_up())
+        running = cluster.start(WAITS.replace("else 60", "else 10"))
+        assert running.stdout is not None
+        assert running.stdout.readline().strip() == "ready"
+        for pid in cluster.ray.pids(0, "gcs_server"):
+            os.kill(pid, signal.SIGKILL)
+        done = cluster.finish(running)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == list(range(6)), done.stderr
         until(lambda: not cluster.musters(), lambda: f"left: {cluster.musters()}")
