@@ -73,6 +73,25 @@ func TestASourceThatCannotBeReached(t *testing.T) {
 	f.empty()
 }
 
+// One that fails after a while is not asked for ever.
+func TestASourceThatFailsHalfWay(t *testing.T) {
+	f := newFarRig(t, farOptions{nodes: 2})
+	f.hosts[1].farPatience = 50 * time.Millisecond
+	id, _ := f.put(0, 8*ChunkSize)
+	var n atomic.Int64
+	f.hosts[0].spoiled(func(w http.ResponseWriter, _ *http.Request) bool {
+		if n.Add(1) <= 4 {
+			return false
+		}
+		http.Error(w, "out of order", http.StatusInternalServerError)
+		return true
+	})
+	_, err := f.client(1, 7).Open(id)
+	wantError(t, err, spec.CodeNodeLost, "out of order", "node-0", "node-1")
+	f.drop(id)
+	f.empty()
+}
+
 // A node that answers and then says nothing more is asked again.
 func TestASourceThatStalls(t *testing.T) {
 	both(t, func(t *testing.T, tls bool) {

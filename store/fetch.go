@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -408,10 +409,12 @@ func (t *trouble) avoid() []int { return t.nodes }
 
 // failed takes note that a node did not give what the head said it has.
 func (t *trouble) failed(from wire.Source, err error) {
-	if len(t.nodes) == 0 && t.since.IsZero() {
+	if t.since.IsZero() {
 		t.since = time.Now()
 	}
-	t.nodes = append(t.nodes, from.Node)
+	if !slices.Contains(t.nodes, from.Node) {
+		t.nodes = append(t.nodes, from.Node)
+	}
 	t.last = fmt.Errorf("%s (at %s): %w", from.Name, from.Address, err)
 	if isWrong(err) {
 		t.wrong++
