@@ -433,7 +433,8 @@ def test_an_agent_is_killed(cluster: Cluster) -> None:
 
 def test_rays_memory_monitor_kills_an_agents_actor(cluster: Cluster) -> None:
     kind, text = killed(cluster, 1, "ray::Agent")
-    assert kind == "NodeLostError", text
+    # Its agent ends in order, so a worker's end may be told before the node's.
+    assert kind in ("NodeLostError", "WorkerDiedError"), text
     assert "10.77.0.2" in text, text
 
 
