@@ -46,6 +46,7 @@ var layers = map[string]int{
 	"device":    2,
 	"journal":   1,
 	"process":   1,
+	"secure":    1,
 	"session":   2,
 	"wire":      3,
 	"sim":       3,

@@ -173,7 +173,7 @@ func get[T any](t *testing.T) func(T, error) T {
 }
 
 func TestBatchesBetweenClusters(t *testing.T) {
-	for _, virtual := range []string{"1x4", "2x2", "2x2+relay"} {
+	for _, virtual := range []string{"1x4", "2x2", "2x2+relay", "2x2+net"} {
 		for _, wide := range []int{2, 2000} { // in frames, in stores
 			t.Run(fmt.Sprint(virtual, " ", wide), func(t *testing.T) {
 				s := start(t, muster.Options{Virtual: virtual})

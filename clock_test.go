@@ -23,6 +23,7 @@ var timesOfDay = map[string]string{
 	"head/resume.go: time.Unix(":      "the same",
 	"cli/store.go: .UnixNano(":        "how old an object is, for people",
 	"store/store.go: .UnixNano(":      "since when an object is there, for people",
+	"secure/authority.go: time.Date(": "certificates without an end of their own, whatever the clocks of nodes say",
 }
 
 var (

@@ -29,8 +29,8 @@ const (
 // Options start a head for this machine.
 type Options struct {
 	// Virtual asks for stand-ins instead of real GPUs: "4x8" is 4 nodes of 8 on
-	// this machine, "4x8+relay" also sends calls through the nodes' agents, as
-	// between machines. Default: $MUSTER_VIRTUAL.
+	// this machine, "4x8+relay" also sends calls through the nodes' agents,
+	// "4x8+net" has them join over TCP as between machines. Default: $MUSTER_VIRTUAL.
 	Virtual string
 	// Address is that of a head which runs already: its socket, its folder, or
 	// its session's name. Default, where Virtual is not given: $MUSTER_ADDRESS.

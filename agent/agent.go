@@ -42,6 +42,9 @@ type agent struct {
 	ports   ports
 	store   *store.Store
 
+	identity *identity
+	serving  *serving // nil: the stores of other nodes do not come here
+
 	mu      sync.Mutex
 	workers map[uint32]*worker
 	exits   []exit
@@ -79,6 +82,9 @@ func Run(ctx context.Context, join backend.Join) error {
 		fmt.Fprintf(os.Stderr, "muster agent: node %s: %v\n", join.Name, trouble)
 		adoptStuck(a.reaper)
 	}
+	if a.identity, err = newIdentity(join); err != nil {
+		return err
+	}
 	holdings, err := storeOptions(join, a.files)
 	if err != nil {
 		return err
@@ -100,6 +106,11 @@ func Run(ctx context.Context, join backend.Join) error {
 	holdings.Moving = a.moving
 	a.store = store.New(holdings)
 	defer a.store.Close()
+	if a.serving, err = a.meetStores(welcome, conn); err != nil {
+		return err
+	}
+	defer a.serving.close()
+	a.tellServing(conn)
 	a.head.set(conn)
 	a.relay = newRelay(a.head)
 	a.out = newOutbox(a.head)
@@ -111,6 +122,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	defer stop()
 	go a.out.run(background)
 	go a.settleOOM(background)
+	go a.tellLoad(background)
 	go a.accept(listener)
 
 	headGone := make(chan error, 1)

@@ -18,6 +18,7 @@ import (
 	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/backend/local"
 	"github.com/muster-rl/muster/process"
+	"github.com/muster-rl/muster/secure"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -33,7 +34,9 @@ type bench struct {
 	conn   *wire.Conn
 	asker  *wire.Asker
 	hello  wire.Hello
-	listen *net.UnixListener
+	listen listening
+	far    *secure.Authority // of a head on another machine; nil: it is here
+	silent bool              // the head answers no pings
 
 	mu      sync.Mutex
 	changed chan struct{}
@@ -42,6 +45,11 @@ type bench struct {
 	links   []wire.Frame // whatever has a peer
 	notices []string     // verbs, of this connection
 	back    wire.AgentBack
+}
+
+type listening interface {
+	net.Listener
+	SetDeadline(deadline time.Time) error
 }
 
 func newBench(t *testing.T, change func(*bench)) *bench {
@@ -65,7 +73,7 @@ func newBench(t *testing.T, change func(*bench)) *bench {
 	if change != nil {
 		change(b)
 	}
-	if b.listen, err = net.ListenUnix("unix", &net.UnixAddr{Name: b.join.Head, Net: "unix"}); err != nil {
+	if b.listen, err = b.open(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -80,6 +88,23 @@ func newBench(t *testing.T, change func(*bench)) *bench {
 	return b
 }
 
+// open listens, here or for another machine.
+func (b *bench) open() (listening, error) {
+	if b.far == nil {
+		return net.ListenUnix("unix", &net.UnixAddr{Name: b.join.Head, Net: "unix"})
+	}
+	address := "127.0.0.1:0"
+	if len(b.join.Hosts) > 0 {
+		address = b.join.Hosts[0]
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	b.join.Hosts = []string{l.Addr().String()}
+	return l.(*net.TCPListener), nil
+}
+
 // accept lets the agent in, once more where it was there before.
 func (b *bench) accept() {
 	b.Helper()
@@ -89,10 +114,22 @@ func (b *bench) accept() {
 		b.Fatal(err)
 	}
 	conn := wire.NewConn(nc)
+	if b.far != nil {
+		if conn, err = wire.Over(nc.(*net.TCPConn), b.far.ServerConfig(), false); err != nil {
+			b.Fatal(err)
+		}
+	}
 	if b.hello, err = wire.ReadHello(conn); err != nil {
 		b.Fatal(err)
 	}
-	wire.Accept(conn, wire.Welcome{StoreToken: "the stores'"})
+	welcome := wire.Welcome{StoreToken: "the stores'"}
+	if b.hello.Request != nil {
+		welcome.CA = b.far.CA()
+		if welcome.Cert, err = b.far.Sign(b.hello.Request, "node-1", 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+	wire.Accept(conn, welcome)
 	b.mu.Lock()
 	b.conn, b.asker = conn, wire.NewAsker(conn)
 	b.notices, b.links, b.back = nil, nil, wire.AgentBack{}
@@ -148,6 +185,10 @@ func (b *bench) read(conn *wire.Conn, asker *wire.Asker) {
 			var exited wire.Exited
 			b.notices = append(b.notices, verb)
 			switch verb {
+			case "ping":
+				if !b.silent {
+					_ = wire.Notify(conn, "pong", &wire.Empty{})
+				}
 			case "back":
 				if _, err := b.back.UnmarshalMsg(rest); err != nil {
 					panic(err)

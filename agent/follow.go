@@ -100,11 +100,14 @@ func (u *uplink) notify(verb string, m msgp.Marshaler) *wire.Conn {
 // more; the error says why.
 func (a *agent) follow(ctx context.Context, conn *wire.Conn) error {
 	for {
+		watching, unwatch := context.WithCancel(ctx)
+		go a.watchHead(watching, conn)
 		err := a.serveHead(ctx, conn)
+		unwatch()
 		a.head.set(nil)
 		_ = conn.Close()
 		a.relay.cut() // they dial again, and say what they have
-		if ctx.Err() != nil || a.join.Grace <= 0 || a.dismissed() || final(err) {
+		if ctx.Err() != nil || a.patience() <= 0 || a.dismissed() || final(err) {
 			return err
 		}
 		if conn, err = a.rejoin(ctx, err); err != nil {
@@ -139,7 +142,7 @@ var errNoHead = errors.New("no head came back")
 // rejoin dials until a head answers, for as long as the grace lasts, and tells
 // it what there is on this node. Meanwhile everything is kept.
 func (a *agent) rejoin(ctx context.Context, lost error) (*wire.Conn, error) {
-	grace := seconds(a.join.Grace)
+	grace := a.patience()
 	ctx, cancel := context.WithTimeoutCause(ctx, grace, fmt.Errorf("%w within %v (it was lost: %w)", errNoHead, grace, lost))
 	defer cancel()
 	fmt.Fprintf(os.Stderr, "muster agent: node %s lost the head (%v); it keeps its workers for %v\n", a.join.Name, lost, grace)
@@ -155,6 +158,7 @@ func (a *agent) rejoin(ctx context.Context, lost error) (*wire.Conn, error) {
 // dialUntil joins the head as soon as there is one. back says that this agent
 // was there before.
 func (a *agent) dialUntil(ctx context.Context, back uint32) (*wire.Conn, wire.Welcome, error) {
+	var refused refusals
 	for pause := firstPause; ; pause = min(lastPause, pause*2) {
 		conn, welcome, err := a.dial(ctx, back)
 		if err == nil {
@@ -162,6 +166,9 @@ func (a *agent) dialUntil(ctx context.Context, back uint32) (*wire.Conn, wire.We
 		}
 		if final(err) {
 			return nil, welcome, err
+		}
+		if len(a.join.Hosts) > 0 && refused.tooMany(err, seconds(a.join.Grace)) {
+			return nil, welcome, fmt.Errorf("%w within %v: %w", errNoHead, seconds(a.join.Grace), err)
 		}
 		timer := time.NewTimer(pause)
 		select {
@@ -175,14 +182,21 @@ func (a *agent) dialUntil(ctx context.Context, back uint32) (*wire.Conn, wire.We
 
 // dial joins the head, or says why that did not go.
 func (a *agent) dial(ctx context.Context, back uint32) (*wire.Conn, wire.Welcome, error) {
-	conn, err := wire.Dial(a.join.Head)
+	conn, err := a.connect(ctx)
 	if err != nil {
 		return nil, wire.Welcome{}, fmt.Errorf("node %s cannot join: %w", a.join.Name, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() }) // a head that answers nothing
-	welcome, err := wire.Join(conn, wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: a.node, Back: back})
+	if len(a.join.Hosts) > 0 {
+		_ = conn.NetConn().SetReadDeadline(time.Now().Add(helloBound)) // that one may come to nothing, and the next not
+	}
+	welcome, err := wire.Join(conn, wire.Hello{Role: wire.RoleAgent, Token: a.join.Token, Node: a.node, Back: back, Request: a.identity.request})
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
+	}
+	if err == nil {
+		_ = conn.NetConn().SetReadDeadline(time.Time{})
+		err = a.identity.take(&welcome)
 	}
 	if err != nil {
 		_ = conn.Close()
@@ -207,9 +221,11 @@ func (a *agent) goBack(conn *wire.Conn) {
 		back.Exits = append(back.Exits, a.exits[i].Exited)
 	}
 	_ = wire.Notify(conn, "back", back) // numbers and text can be encoded
+	a.tellServing(conn)
 	_ = wire.Notify(conn, "resent", &wire.Empty{})
 	a.head.set(conn)
 	a.mu.Unlock()
+	a.tellCopies()
 	a.store.AskAgain()
 	a.out.ring()
 }

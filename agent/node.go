@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"io/fs"
 	"os"
 	"runtime"
@@ -20,7 +21,10 @@ func report(join backend.Join, devices []spec.Device, trouble error, files uint6
 	node := &spec.Node{
 		Index: join.Node, Name: join.Name, Address: "127.0.0.1",
 		Cores: runtime.NumCPU(), Memory: memory(os.DirFS("/")), Files: files,
-		Virtual: join.Virtual >= 0, Devices: devices, Pid: os.Getpid(),
+		Virtual: join.Virtual >= 0, Devices: devices, Pid: os.Getpid(), Boot: bootID(os.DirFS("/")), Life: rand.Text(),
+	}
+	if join.Address != "" {
+		node.Address = join.Address
 	}
 	if trouble != nil {
 		node.Trouble = spec.AsError(trouble).Message

@@ -24,8 +24,14 @@ const (
 // relay carries the connections of this node's workers over the agent's one
 // connection to the head, as links. It neither decodes nor orders. With that
 // connection its links end; their workers dial again.
+//
+// One loop reads all links, and passes what it found at once on in one write: the
+// answers of a node's workers to a call come together.
 type relay struct {
 	head *uplink
+	loop *wire.Loop // nil: every link has a goroutine
+
+	unsent *wire.Conn // what the loop has queued on, and not flushed; its alone
 
 	mu    sync.Mutex
 	over  *wire.Conn // the connection that the links go over
@@ -45,7 +51,14 @@ type link struct {
 	unflushed bool // of the head's reader alone
 }
 
-func newRelay(head *uplink) *relay { return &relay{head: head, links: map[uint32]*link{}} }
+// newRelay makes a relay, which lasts as long as its process.
+func newRelay(head *uplink) *relay {
+	r := &relay{head: head, links: map[uint32]*link{}}
+	if loop, err := wire.NewLoop(r.sent); err == nil {
+		r.loop = loop
+	}
+	return r
+}
 
 // serve carries one connection until it ends. hello is what it began with. While
 // there is no head, it waits for one.
@@ -64,8 +77,14 @@ func (r *relay) serve(conn *wire.Conn, hello wire.Hello) {
 
 	<-l.welcomed // until then the other end has nothing to say
 	conn.SetLimit(wire.MaxFrame)
-	err = r.forward(l)
-	_ = conn.Close()
+	if conn.Buffered() || !r.attend(l) {
+		r.forward(l)
+	}
+}
+
+// ended lets go of a link that is not read any more.
+func (r *relay) ended(l *link, err error) {
+	_ = l.conn.Close()
 	if r.drop(l) { // the head does not know yet
 		body := msgp.AppendNil(nil)
 		var told *spec.Error
@@ -92,25 +111,72 @@ func (r *relay) add(l *link) bool {
 	return true
 }
 
-// forward passes frames of a link to the head until it ends.
-func (r *relay) forward(l *link) error {
+// attend has the loop read a link, and says whether it does.
+func (r *relay) attend(l *link) bool {
+	return r.loop != nil && l.conn.Attend(r.loop, func() { r.readable(l) })
+}
+
+// readable passes what has come on a link to the head. Called by the loop.
+func (r *relay) readable(l *link) {
+	err := l.conn.Fetch()
+	for err == nil && l.conn.Buffered() && !l.behind() {
+		err = l.pass()
+		if r.unsent != l.head {
+			r.sent() // of a head that was there before
+			r.unsent = l.head
+		}
+	}
+	switch {
+	case err != nil:
+		l.conn.Leave()
+		go r.ended(l, err)
+	case l.behind(): // the loop has others to read
+		l.conn.Leave()
+		go r.forward(l)
+	}
+}
+
+// sent flushes what the loop has passed on, when it has seen to all that had come.
+func (r *relay) sent() bool {
+	if r.unsent != nil {
+		r.unsent.Flush()
+		r.unsent = nil
+	}
+	return false
+}
+
+// forward passes frames of a link to the head by itself, until it ends, or the
+// loop can.
+func (r *relay) forward(l *link) {
 	for {
-		f, err := l.conn.Read()
-		if err != nil {
-			l.head.Flush()
-			return err
-		}
-		own(&f)
-		f.Peer = l.number
-		l.head.Queue(f.Header, nil, f.Body, f.Bufs)
-		if !l.conn.Buffered() {
-			l.head.Flush()
-		}
-		for l.head.Pending() > relayBehind && l.head.Err() == nil {
+		l.head.Flush()
+		for l.behind() {
 			time.Sleep(relayPause)
+		}
+		if !l.conn.Buffered() && r.attend(l) {
+			return
+		}
+		if err := l.pass(); err != nil {
+			r.ended(l, err)
+			return
 		}
 	}
 }
+
+// pass queues the next frame of a link for the head.
+func (l *link) pass() error {
+	f, err := l.conn.Read()
+	if err != nil {
+		return err
+	}
+	own(&f)
+	f.Peer = l.number
+	l.head.Queue(f.Header, nil, f.Body, f.Bufs)
+	return nil
+}
+
+// behind says that the head has enough to read.
+func (l *link) behind() bool { return l.head.Pending() > relayBehind && l.head.Err() == nil }
 
 // own makes a frame fit to be queued: large parts are kept by reference.
 func own(f *wire.Frame) {

@@ -32,7 +32,7 @@ func (a *agent) serveHead(ctx context.Context, head *wire.Conn) error {
 		case f.Kind == wire.KindRequest:
 			a.request(ctx, head, f)
 		case f.Kind == wire.KindNotice:
-			if err := a.notice(f); err != nil {
+			if err := a.notice(head, f); err != nil {
 				return err
 			}
 		}
@@ -181,6 +181,7 @@ func (a *agent) register(req *wire.Start, head *wire.Conn) (fresh, there []*work
 		return nil, nil, err
 	}
 	for _, start := range starts {
+		a.lengthen(&start)
 		w := newWorker(start)
 		w.python = req.Runtime.Python
 		a.workers[start.Number] = w

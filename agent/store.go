@@ -210,9 +210,19 @@ func (a *agent) processName(pid int) string {
 }
 
 // notice heeds what the head says without asking.
-func (a *agent) notice(f wire.Frame) error {
+func (a *agent) notice(head *wire.Conn, f wire.Frame) error {
 	verb, body, err := wire.ReadVerb(f.Body)
-	if err != nil || verb != "objects" {
+	switch {
+	case err == nil && verb == "ping":
+		return a.pinged(head, body)
+	case err == nil && verb == "sources":
+		m := &wire.Sources{}
+		if err := read(verb, body, m); err != nil {
+			return err
+		}
+		a.store.Sources(m)
+		return nil
+	case err != nil || verb != "objects":
 		return err // what a later head adds does not concern this agent
 	}
 	var m wire.Objects

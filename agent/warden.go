@@ -79,6 +79,7 @@ func Warden() int {
 	if err != nil {
 		return fail(err)
 	}
+	onLeash(join, signals)
 	agent, err := startAgent(reaper, text)
 	if err != nil {
 		return fail(err)
@@ -98,7 +99,7 @@ func Warden() int {
 	}
 	_ = os.Remove(socketPath(join)) // an agent that was killed removed nothing
 	exit := agent.Exit()
-	if exit.Signal != "" || exit.Code > 1 { // 0 and 1 are its own words
+	if (exit.Signal != "" || exit.Code > 1) && join.Leash == 0 { // 0 and 1 are its own words
 		awaitHead(join)
 	}
 	release()

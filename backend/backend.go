@@ -71,4 +71,40 @@ type Join struct {
 	// Grace is how many seconds the agent keeps what it has while there is no
 	// head; 0: it ends with the head's connection.
 	Grace float64 `json:"grace"`
+	// Leash is the process that keeps descriptor 0 of the warden open, which ends
+	// when either does; 0: there is none.
+	Leash int `json:"leash,omitempty"`
+	Far
+}
+
+// Far is what an agent needs whose node is another machine than the head's. The
+// head fills it in where the backend is Distant; Launch empties Hosts for a node
+// that joins by the unix socket all the same.
+type Far struct {
+	Hosts     []string `json:"hosts,omitempty"`     // host:port of the head, tried in order
+	Transport string   `json:"transport,omitempty"` // TLS, or Plain on a network that is trusted
+	Pin       string   `json:"pin,omitempty"`       // of the head's certificate; see package secure
+	Address   string   `json:"address,omitempty"`   // where others reach the node; "": what it reaches the head by
+	// NodeGrace is how many seconds the agent tries to come back over a network
+	// that is cut; Ping and Silent are how long nothing may come before it asks,
+	// and before it dials again.
+	NodeGrace float64 `json:"node_grace,omitempty"`
+	Ping      float64 `json:"ping,omitempty"`
+	Silent    float64 `json:"silent,omitempty"`
+}
+
+// Transports.
+const (
+	TLS   = "tls"
+	Plain = "plain"
+)
+
+// Distant is a Backend that may have nodes on other machines, which join over
+// the network.
+type Distant interface {
+	Backend
+	// Far says that there are such nodes. The head then listens for them.
+	Far() bool
+	// Host is the address of this machine that they reach; "": whatever it has.
+	Host() string
 }

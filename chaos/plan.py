@@ -22,7 +22,7 @@ WIDTH = 128  # numbers in a row of a batch: 1 KiB
 #: How a worker leaves by itself, and its exit code.
 WAYS = {"os._exit": 17, "sys.exit": 23}
 
-SHAPES = ("1x2", "1x4", "2x2", "2x2+relay", "2x2+relay", "4x2", "4x8")
+SHAPES = ("1x2", "1x4", "2x2", "2x2+relay", "2x2+net", "4x2", "4x8")
 
 #: Faults and how often they come.
 WEIGHTS = {

@@ -419,8 +419,13 @@ def stored(round_: Round) -> list[Any]:
 
 
 def held_ports(cast: Cast) -> dict[str, int]:
-    """How many ports the agents of the nodes hold: sockets of theirs that are no unix ones."""
-    unix = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    """How many ports the agents of the nodes hold: sockets of theirs that are neither unix ones
+    nor listen, nor are connected, as those of nodes on other machines are."""
+    others = set()
+    for name, column in (("unix", 6), ("tcp", 9), ("tcp6", 9)):
+        with contextlib.suppress(OSError):
+            lines = Path("/proc/net", name).read_text().splitlines()[1:]
+            others.update(line.split()[column] for line in lines)
     held = {}
     for node, agent in cast.agents.items():
         count = 0
@@ -428,7 +433,7 @@ def held_ports(cast: Cast) -> dict[str, int]:
             for entry in os.scandir(f"/proc/{agent}/fd"):
                 with contextlib.suppress(OSError):
                     kind, _, inode = os.readlink(entry.path).partition(":")
-                    count += kind == "socket" and inode.strip("[]") not in unix
+                    count += kind == "socket" and inode.strip("[]") not in others
         held[node] = count
     return held
 

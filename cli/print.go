@@ -46,11 +46,14 @@ func table(indent string, rows [][]string) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		// A last cell that is empty would leave blanks at the end of the line.
-		fmt.Fprintln(w, indent+strings.TrimRight(strings.Join(row, "\t"), "\t"))
+		fmt.Fprintln(w, indent+strings.Join(row, "\t"))
 	}
 	_ = w.Flush()
-	return b.String()
+	lines := strings.Split(b.String(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ") // a last cell that is empty
+	}
+	return strings.Join(lines, "\n")
 }
 
 // count is "1 node", "4 nodes".

@@ -40,7 +40,7 @@ code is the script's, and so are signals and the terminal.`,
 		RunE:              func(_ *cobra.Command, args []string) error { return runScript(o, args) },
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVar(&o.virtual, "virtual", "", "stand-ins instead of real GPUs: NODESxGPUS, as 4x8; +relay sends calls through the agents")
+	cmd.Flags().StringVar(&o.virtual, "virtual", "", "stand-ins instead of real GPUs: NODESxGPUS, as 4x8; +relay sends calls through the agents, +net has nodes join over TCP")
 	cmd.Flags().StringVar(&o.python, "python", "", "the interpreter (default: $MUSTER_PYTHON, the active virtual environment's, python3)")
 	cmd.Flags().BoolVarP(&o.module, "module", "m", false, "SCRIPT is the name of a module, as after python -m")
 	return cmd

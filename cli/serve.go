@@ -19,8 +19,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-rl/muster/agent"
-	"github.com/muster-rl/muster/backend"
-	"github.com/muster-rl/muster/backend/local"
 	"github.com/muster-rl/muster/head"
 	"github.com/muster-rl/muster/journal"
 	"github.com/muster-rl/muster/process"
@@ -35,6 +33,7 @@ func headCommand() *cobra.Command {
 	var embedded bool
 	var virtual string
 	var which naming
+	var from provider
 	cmd := &cobra.Command{
 		Use:   "head",
 		Short: "Run a head that scripts attach to by muster.init(address=…)",
@@ -45,12 +44,13 @@ One that was killed can be followed by another within the grace (30 s, or
 MUSTER_HEAD_GRACE), which finds its nodes, workers and scripts again: by --resume
 with the session's name, or by the same --name, as a service manager starts it.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual, which) },
+		RunE: func(*cobra.Command, []string) error { return runHead(embedded, virtual, which, from) },
 	}
 	cmd.Flags().BoolVar(&embedded, "embedded", false, "serve the parent process over descriptor 3 and end with it")
 	cmd.Flags().StringVar(&virtual, "virtual", "", "stand-ins instead of real GPUs: NODESxGPUS, as 4x8")
 	cmd.Flags().StringVar(&which.resume, "resume", "", "take over the session of this name, whose head was killed")
 	cmd.Flags().StringVar(&which.name, "name", "", "call the session so; one of this name whose head was killed is taken over")
+	from.flags(cmd)
 	cmd.MarkFlagsMutuallyExclusive("resume", "virtual")
 	cmd.MarkFlagsMutuallyExclusive("resume", "name")
 	_ = cmd.Flags().MarkHidden("embedded")
@@ -60,7 +60,10 @@ with the session's name, or by the same --name, as a service manager starts it.`
 // naming says which session a head has; neither: a new one.
 type naming struct{ resume, name string }
 
-func runHead(embedded bool, virtual string, which naming) error {
+func runHead(embedded bool, virtual string, which naming, from provider) error {
+	if err := from.check(); err != nil {
+		return &exitError{exitUsage, err}
+	}
 	// The head makes little garbage and much of it at once: collect less often.
 	debug.SetGCPercent(400)
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -110,6 +113,10 @@ func runHead(embedded bool, virtual string, which naming) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
+	network, err := networkOptions(os.Getenv)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
 	reaper, err := process.NewReaper()
 	if err != nil {
 		return err
@@ -135,16 +142,16 @@ func runHead(embedded bool, virtual string, which naming) error {
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
+	nodes := &nodes{provider: from, reaper: reaper, place: place, owner: ownerPid, warn: func(text string) {
+		if h := running.Load(); h != nil {
+			h.Warn(text)
+		}
+	}}
 	h, err := head.New(head.Options{
 		Dir: place.Dir, LogDir: place.LogDir, Session: place.Name, WatchAfter: watchAfter, CancelGrace: cancelGrace,
 		Log: log, Journal: kept, Resume: before, Grace: graceOf(session.HeadGrace()), Fault: fault,
-		Backend: func(v spec.Virtual, virtual bool) (backend.Backend, error) {
-			nodes := 0
-			if virtual {
-				nodes = v.Nodes
-			}
-			return local.New(reaper, "", nodes), nil
-		},
+		Host: network.host, Transport: network.transport, NodeGrace: network.grace,
+		Backend: nodes.give, Apart: from.backend == "ray",
 	})
 	if err != nil {
 		if before == nil {
@@ -160,6 +167,7 @@ func runHead(embedded bool, virtual string, which naming) error {
 		}
 	}
 	err = h.Run(ctx, owner)
+	nodes.close()
 	return errors.Join(err, kept.Close(), reaper.Clear(context.Background()))
 }
 

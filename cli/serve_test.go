@@ -65,7 +65,7 @@ func TestTakePlace(t *testing.T) {
 }
 
 func TestResumeOfWhatIsNotThere(t *testing.T) {
-	if err := runHead(false, "", naming{resume: "12-never"}); err == nil || !strings.Contains(err.Error(), "there is no session") {
+	if err := runHead(false, "", naming{resume: "12-never"}, provider{}); err == nil || !strings.Contains(err.Error(), "there is no session") {
 		t.Errorf("got %v", err)
 	}
 	for _, args := range [][]string{{"--resume", "1-a", "--name", "a"}, {"--name", "1-a"}} {

@@ -102,23 +102,40 @@ func nodesText(nodes []wire.NodeInfo) string {
 	if len(nodes) == 0 {
 		return "  no nodes yet\n"
 	}
-	rows := [][]string{{"NODE", "STATE", "GPUS", "CORES", "MEMORY", ""}}
+	rows := [][]string{{"NODE", "STATE", "GPUS", "CORES", "LOAD", "MEMORY", ""}}
 	hidden := 0
 	for i, n := range nodes {
 		if i >= mostNodes-1 && len(nodes) > mostNodes && n.State == "up" && n.Node.Trouble == "" {
 			hidden++
 			continue
 		}
-		row := []string{n.Node.Name, n.State, "", "", "", ""}
+		row := []string{n.Node.Name, n.State, "", "", "", "", ""}
 		if n.Node.Cores > 0 { // it has joined once
-			row[2], row[3], row[4] = gpusOf(n.Node), strconv.Itoa(n.Node.Cores), size(n.Node.Memory)
+			row[2], row[3], row[5] = gpusOf(n.Node), strconv.Itoa(n.Node.Cores), size(n.Node.Memory)
 		}
-		row[5] = shown(strings.Join(slices.DeleteFunc([]string{n.Why, n.Node.Trouble}, func(s string) bool { return s == "" }), "; "))
+		if n.Load.Known {
+			row[4] = strconv.FormatFloat(n.Load.Load, 'f', 1, 64)
+			row[5] += ", " + size(n.Load.Available) + " free"
+		}
+		row[6] = shown(strings.Join(slices.DeleteFunc([]string{farText(n), n.Why, n.Node.Trouble}, func(s string) bool { return s == "" }), "; "))
 		rows = append(rows, row)
 	}
 	text := table("  ", rows)
 	if hidden > 0 {
 		text += fmt.Sprintf("  … and %d more, all up\n", hidden)
+	}
+	return text
+}
+
+// farText says by which address a node on another machine is there, and how fast
+// it answers.
+func farText(n wire.NodeInfo) string {
+	if !n.Far || n.State == "lost" {
+		return ""
+	}
+	text := "at " + n.Node.Address
+	if n.TripSec > 0 {
+		text += fmt.Sprintf(", %.2g ms away", n.TripSec*1e3)
 	}
 	return text
 }

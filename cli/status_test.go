@@ -34,9 +34,13 @@ func some() []running {
 		Session: busy.Name, Release: wire.Release, Pid: 4711, Owner: 4700, Script: "/srv/pipeline/ppo.py", UpSec: 4210,
 		LogDir: "/run/user/1000/muster-1000/logs/x", Virtual: "2x8",
 		Nodes: []wire.NodeInfo{
-			{Node: spec.Node{Name: "node-0", Cores: 96, Memory: 2 << 40, Virtual: true, Devices: make([]spec.Device, 8)}, State: "up"},
+			{Node: spec.Node{Name: "node-0", Cores: 96, Memory: 2 << 40, Virtual: true, Devices: make([]spec.Device, 8)}, State: "up", Load: wire.Load{Load: 12.34, Available: 1 << 40, Known: true}},
 			{Node: spec.Node{Name: "node-1"}, State: "lost", Why: "the agent of node-1 is gone: SIGKILL"},
 			{Node: spec.Node{Name: "node-2"}, State: "joining"},
+			{
+				Node: spec.Node{Name: "node-3", Address: "10.0.0.3", Cores: 8, Memory: 1 << 36}, State: "suspect", Far: true, SilentSec: 4.2, TripSec: 0.00021,
+				Why: "nothing has come from node-3 for 4.2 s: its machine is down, or the network between is cut",
+			},
 		},
 		Pools: []spec.Pool{{ID: 1}, {ID: 2}},
 		Clusters: []wire.ClusterInfo{

@@ -204,6 +204,7 @@ type storeNodeView struct {
 type objectView struct {
 	Object string       `json:"object"` // hexadecimal: more than a double holds
 	Bytes  uint64       `json:"bytes"`
+	Here   uint64       `json:"here_bytes"` // fewer of a copy of which a part was needed
 	State  string       `json:"state"`
 	What   string       `json:"what"`
 	Maker  string       `json:"maker"`
@@ -229,7 +230,7 @@ func storeViewOf(s stored) storeView {
 			SpillLimit: n.SpillLimit, SpillDir: n.SpillDir, Objects: []objectView{},
 		}
 		for _, o := range n.Objects {
-			object := objectView{fmt.Sprintf("%016x", o.Object), o.Bytes, o.State, o.What, s.holder(o.Maker), o.Held, o.Since, []readerView{}}
+			object := objectView{fmt.Sprintf("%016x", o.Object), o.Bytes, o.Here, o.State, o.What, s.holder(o.Maker), o.Held, o.Since, []readerView{}}
 			for _, w := range o.Views {
 				object.Views = append(object.Views, readerView{s.holder(w.Holder), w.Count, w.Since})
 			}

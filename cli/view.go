@@ -31,6 +31,13 @@ type nodeView struct {
 	Cores   int          `json:"cores"`
 	Memory  uint64       `json:"memory_bytes"`
 	Devices []deviceView `json:"devices"`
+
+	Load      *float64 `json:"load,omitempty"` // of the last minute
+	Available *uint64  `json:"memory_available_bytes,omitempty"`
+	// Of one on another machine: how long nothing has come from it, and how long
+	// it takes to answer.
+	Silent *float64 `json:"silent_seconds,omitempty"`
+	Trip   *float64 `json:"round_trip_seconds,omitempty"`
 }
 
 type deviceView struct {
@@ -97,6 +104,12 @@ func viewOf(r running) sessionView {
 		node := nodeView{
 			Name: n.Node.Name, State: n.State, Why: n.Why, Trouble: n.Node.Trouble, Address: n.Node.Address,
 			Cores: n.Node.Cores, Memory: n.Node.Memory, Devices: []deviceView{},
+		}
+		if n.Load.Known {
+			node.Load, node.Available = &n.Load.Load, &n.Load.Available
+		}
+		if n.Far {
+			node.Silent, node.Trip = &n.SilentSec, &n.TripSec
 		}
 		for _, d := range n.Node.Devices {
 			node.Devices = append(node.Devices, deviceView{d.Index, d.ID, d.Kind, d.Name, d.Memory})

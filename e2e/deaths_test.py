@@ -18,7 +18,7 @@ from running import cluster, eventually, session
 from trouble import Leaver, Picky, Trouble
 
 
-@pytest.fixture(scope="module", params=["1x4", "2x2+relay"])
+@pytest.fixture(scope="module", params=["1x4", "2x2+relay", "2x2+net"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     nodes = int(request.param[0])
     with session(request.param), ResourceManager(4 // nodes, nodes) as made:

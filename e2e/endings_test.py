@@ -187,7 +187,7 @@ VICTIMS: dict[str, Callable[[Run], int]] = {
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("relay", ["", "+relay"])
+@pytest.mark.parametrize("relay", ["", "+relay", "+net"])
 @pytest.mark.parametrize("victim", sorted(VICTIMS))
 def test_part_is_killed(script: Path, victim: str, relay: str) -> None:
     run = Run(script, "hang", "wait", "2x2" + relay)
@@ -212,7 +212,7 @@ def replace_head(run: Run) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("relay", ["", "+relay"])
+@pytest.mark.parametrize("relay", ["", "+relay", "+net"])
 @pytest.mark.parametrize("then", ["script", "agent", "warden"])
 def test_head_is_killed(script: Path, then: str, relay: str) -> None:
     """Another takes its place, with the same workers, and so does one after that.

@@ -20,7 +20,7 @@ from roles import Caller
 from running import BINARY, cluster, eventually, run, run_script, session
 
 
-@pytest.fixture(scope="module", params=["1x4", "2x2+relay"])
+@pytest.fixture(scope="module", params=["1x4", "2x2+relay", "2x2+net"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     nodes = int(request.param[0])
     with session(request.param), ResourceManager(4 // nodes, nodes) as made:

@@ -43,7 +43,7 @@ def test_killed_at(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("MUSTER_FAULT_HEAD", step)
-    virtual = "2x2+relay" if STEPS.index(step) % 2 else "2x2"
+    virtual = ("2x2", "2x2+relay", "2x2+net")[STEPS.index(step) % 3]
     with (
         session(virtual),
         pool(2, 2) as rm,

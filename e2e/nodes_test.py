@@ -15,7 +15,7 @@ from running import BINARY, below, cluster, eventually, run, session
 from stuck import Team
 
 
-@pytest.fixture(params=["2x2", "2x2+relay"])
+@pytest.fixture(params=["2x2", "2x2+relay", "2x2+net"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     with session(request.param), ResourceManager(2, 2) as made:
         yield made

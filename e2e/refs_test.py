@@ -17,7 +17,7 @@ from roles import Gate, Loop, Order
 from running import cluster, session
 
 
-@pytest.fixture(scope="module", params=["1x8", "2x4+relay"])
+@pytest.fixture(scope="module", params=["1x8", "2x4+relay", "2x4+net"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     nodes = int(request.param[0])
     with session(request.param), ResourceManager(8 // nodes, nodes) as made:

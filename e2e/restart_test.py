@@ -22,7 +22,7 @@ from witness import Quick, Witness, runs
 
 pytestmark = pytest.mark.chaos
 
-NODES = pytest.mark.parametrize("virtual", ["2x2", "2x2+relay"])
+NODES = pytest.mark.parametrize("virtual", ["2x2", "2x2+relay", "2x2+net"])
 RANKS = 4
 IN_TIME = 30.0
 

@@ -50,7 +50,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
                 os.kill(pid, signal.SIGCONT)
 
 
-@pytest.fixture(scope="module", params=["2x2", "2x2+relay"])
+@pytest.fixture(scope="module", params=["2x2", "2x2+relay", "2x2+net"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     with session(request.param), ResourceManager(2, 2) as made:
         yield made

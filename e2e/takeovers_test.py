@@ -23,7 +23,7 @@ def kill_head() -> None:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("how", ["restart_worker", "restart_cluster"])
-@pytest.mark.parametrize("virtual", ["2x2", "2x2+relay"])
+@pytest.mark.parametrize("virtual", ["2x2", "2x2+relay", "2x2+net"])
 def test_restarts_outlive_a_head(tmp_path: Path, how: str, virtual: str) -> None:
     with (
         session(virtual),

@@ -23,7 +23,7 @@ from things import PLAIN, Plain, Sample, Text, numbered
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module", params=["1x2", "1x2+relay"])
+@pytest.fixture(scope="module", params=["1x2", "1x2+relay", "1x2+net+plain"])
 def rm(request: pytest.FixtureRequest) -> Iterator[ResourceManager]:
     with session(request.param), ResourceManager(2, 1) as made:
         yield made

@@ -161,6 +161,7 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 		}
 		go h.watchOwner(watch, hello.Pid)
 		w.Token = h.token
+		h.virtual = v // as the welcome depends on it
 		c := h.addCaller(nil, hello.Pid)
 		c.runtime = hello.Runtime
 		h.owner, h.ownerPid = c, hello.Pid

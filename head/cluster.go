@@ -63,6 +63,7 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, 
 	if info, err := h.createdBefore(ctx, origin); info != nil || err != nil {
 		return info, err
 	}
+	h.checkReserved(ctx, req.Pool)
 	cl, err := h.registerCluster(owner, origin, req)
 	if err != nil {
 		return nil, err
@@ -93,6 +94,9 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 	p := h.pools[req.Pool]
 	if p == nil {
 		return nil, spec.Errorf(spec.CodeNotFound, "cluster %s: its resource manager (pool %d) was released already", s.Name, req.Pool)
+	}
+	if p.void {
+		return nil, spec.Errorf(spec.CodeResources, "cluster %s: the reservation of its pool %d is gone: make a new ResourceManager", s.Name, p.ID)
 	}
 	if other := h.names[s.Name]; other != nil {
 		return nil, spec.Errorf(spec.CodeInvalid, "there is a live cluster named %q already, of %d workers: shut it down first, or use another name", s.Name, len(other.workers))
@@ -199,7 +203,7 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	var all sync.WaitGroup
 	for n, s := range h.startsOf(cl, cl.workers) {
 		all.Go(func() {
-			if err := n.ask(ctx, "start", s, &wire.Empty{}); err != nil && ctx.Err() == nil {
+			if err := h.startOn(ctx, n, s); err != nil && ctx.Err() == nil {
 				h.mu.Lock()
 				e := *spec.AsError(err)
 				e.Cluster = cl.Name
@@ -280,7 +284,7 @@ func (h *Head) holdMaster(ctx context.Context, cl *cluster) error {
 		return spec.Errorf(spec.CodeProtocol, "the agent of %s held %d ports instead of 1", first.name, len(ports.Ports))
 	}
 	h.mu.Lock()
-	cl.master = placement.Master{Addr: first.info.Address, Port: ports.Ports[0]}
+	cl.master = placement.Master{Addr: first.whereLocked(), Port: ports.Ports[0]}
 	h.mu.Unlock()
 	h.fault("port held")
 	return nil
@@ -480,7 +484,7 @@ func (cl *cluster) infoLocked() *wire.ClusterInfo {
 	}
 	for _, w := range cl.workers {
 		wi := workerInfo(&w.place)
-		wi.Number, wi.Address, wi.Pid, wi.State = w.Number, w.node.info.Address, w.pid, w.state
+		wi.Number, wi.Address, wi.Pid, wi.State = w.Number, w.node.whereLocked(), w.pid, w.state
 		wi.Restarts = w.restarts
 		wi.LogFile = filepath.Join(w.h.opts.LogDir, cl.Name, w.Name+".log")
 		info.Workers = append(info.Workers, wi)

@@ -67,7 +67,10 @@ func (h *Head) stacksOf(workers []*worker) []spec.Stack {
 				req.Workers = append(req.Workers, workers[i].Number)
 			}
 			var got wire.StacksAnswer
-			err := n.ask(ctx, "stacks", &req, &got)
+			err := n.silentError()
+			if err == nil {
+				err = n.ask(ctx, "stacks", &req, &got)
+			}
 			for k, i := range indices {
 				w := workers[i]
 				if k < len(got.Stacks) && err == nil {

@@ -187,7 +187,7 @@ func (h *Head) attempt(r *restart) *spec.Error {
 	var all sync.WaitGroup
 	for n, s := range h.startsOf(r.cl, t.workers) {
 		all.Go(func() {
-			if err := n.ask(ctx, "start", s, &wire.Empty{}); err != nil && ctx.Err() == nil {
+			if err := h.startOn(ctx, n, s); err != nil && ctx.Err() == nil {
 				h.mu.Lock()
 				t.failLocked(spec.AsError(err))
 				h.mu.Unlock()

@@ -18,6 +18,7 @@ func (h *Head) Crash() {
 		return
 	}
 	_ = h.listener.Close()
+	h.far.close()
 	for c := range h.conns {
 		c.Cut()
 	}

@@ -48,6 +48,17 @@ type Options struct {
 	StopWait    time.Duration // on top of the workers' grace; 10 s
 	TellEvery   time.Duration // how often a wait without news is told again; 2 s
 	WatchAfter  time.Duration // when a collective call can look as if it hangs; 10 s, below 0: never
+
+	// Of nodes on other machines: see liveness.go.
+	PingEvery    time.Duration // 1 s
+	SuspectAfter time.Duration // 3 s
+	NodeGrace    time.Duration // 60 s
+	// Host is the address, or address:port, to listen on for their agents; "":
+	// what the backend says. Transport is backend.TLS (also "") or backend.Plain.
+	Host      string
+	Transport string
+	// Apart says that the backend will have such nodes, before any is known.
+	Apart bool
 }
 
 func (o *Options) defaults() {
@@ -72,6 +83,15 @@ func (o *Options) defaults() {
 	if o.WatchAfter == 0 {
 		o.WatchAfter = 10 * time.Second
 	}
+	if o.PingEvery == 0 {
+		o.PingEvery = time.Second
+	}
+	if o.SuspectAfter == 0 {
+		o.SuspectAfter = 3 * time.Second
+	}
+	if o.NodeGrace == 0 {
+		o.NodeGrace = time.Minute
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -85,6 +105,8 @@ type Head struct {
 	token    string
 	secret   []byte
 	listener net.Listener
+	far      *far // nil: all nodes are here
+	launcher launcher
 
 	mu         sync.Mutex
 	table      *call.Table
@@ -116,6 +138,10 @@ type Head struct {
 	owner    *caller
 	ownerPid int
 	virtual  spec.Virtual
+	sharing  sharing
+
+	virtualText string // as the owner said it, for the journal
+
 	begun    time.Time
 	isOver   bool
 	over     chan struct{} // closed when the head should end
@@ -126,6 +152,7 @@ type Head struct {
 	conns    map[*wire.Conn]bool
 	crashed  atomic.Bool
 	crash    chan struct{}
+	running  chan struct{} // closed by Run
 	lanes    []*lane
 }
 
@@ -134,7 +161,7 @@ func New(opts Options) (*Head, error) {
 	opts.defaults()
 	epoch := opts.Journal.Epoch()
 	h := &Head{
-		opts: opts, epoch: epoch, table: call.NewTable(epoch), begun: time.Now(), crash: make(chan struct{}), watchdog: watchdog{after: opts.WatchAfter},
+		opts: opts, epoch: epoch, table: call.NewTable(epoch), begun: time.Now(), crash: make(chan struct{}), running: make(chan struct{}), watchdog: watchdog{after: opts.WatchAfter},
 		pools: map[int]*pool{}, clusters: map[uint32]*cluster{}, names: map[string]*cluster{}, gone: map[uint32]string{},
 		workers: map[uint32]*worker{}, callers: map[uint32]*caller{},
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
@@ -157,8 +184,14 @@ func New(opts Options) (*Head, error) {
 	if opts.Resume != nil {
 		_ = os.Remove(h.address) // the one before this could not
 	}
+	if opts.Resume != nil {
+		if err := h.restoreFar(&opts.Resume.Meta); err != nil {
+			return nil, err
+		}
+	}
 	listener, err := net.Listen("unix", h.address)
 	if err != nil {
+		h.far.close()
 		return nil, fmt.Errorf("cannot listen on %s: %w", h.address, err)
 	}
 	h.listener = listener
@@ -167,6 +200,7 @@ func New(opts Options) (*Head, error) {
 		os.WriteFile(filepath.Join(opts.Dir, "token"), []byte(h.token), 0o600),
 	); err != nil {
 		_ = listener.Close()
+		h.far.close()
 		return nil, fmt.Errorf("cannot set up the folder for sockets: %w", err)
 	}
 	return h, nil
@@ -191,9 +225,13 @@ func (h *Head) tokenFor(who string) string {
 // process that all this is for. Run returns nil after an orderly end.
 func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.openLanes()
+	close(h.running)
 	h.serving.Add(1)
 	go h.accept()
 	h.serving.Go(h.watchCalls)
+	if h.opts.Resume != nil && h.far != nil {
+		h.startFar()
+	}
 	if h.opts.Resume != nil {
 		h.resume(h.opts.Resume)
 	}
@@ -210,6 +248,7 @@ func (h *Head) Run(ctx context.Context, owner net.Conn) error {
 	h.opts.Log.Info("ending", "why", h.overWhy)
 	err := h.takeDown()
 	_ = h.listener.Close()
+	h.far.close()
 	h.connsMu.Lock()
 	open := make([]*wire.Conn, 0, len(h.conns))
 	for c := range h.conns {

@@ -16,10 +16,19 @@ import (
 // of is never unknown to it. A head without a journal writes nothing.
 
 func (h *Head) noteMetaLocked(virtual string) {
-	h.opts.Journal.Put(&journal.Meta{
+	h.virtualText = virtual
+	note := &journal.Meta{
 		Session: h.opts.Session, LogDir: h.opts.LogDir, Secret: h.secret, Virtual: virtual,
 		Owner: processOf(h.ownerPid), Begun: float64(h.begun.UnixNano()) / float64(time.Second),
-	})
+	}
+	if f := h.far; f != nil {
+		key, err := f.authority.Marshal()
+		if err != nil { // its kind of key can be written
+			panic(err)
+		}
+		note.Listen, note.Plain, note.Authority = f.address, f.config == nil, key
+	}
+	h.opts.Journal.Put(note)
 }
 
 // processOf tells a process from a later one of its number.

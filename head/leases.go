@@ -80,7 +80,7 @@ func (h *Head) lentLocked(to lease.Holder, bufs []wire.Buf) {
 	}
 	h.sentLocked(to, bufs)
 	for i := range bufs {
-		if b := &bufs[i]; b.Object != 0 {
+		if b := &bufs[i]; b.Object != 0 && h.lendableLocked(to, lease.Object(b.Object)) {
 			b.SetSegment(h.leases.Lend(to, lease.Object(b.Object)))
 		}
 	}
@@ -177,6 +177,7 @@ func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
 		if n := h.touchLocked(o); n != nil {
 			n.told.Drop = append(n.told.Drop, uint64(o))
 		}
+		h.dropCopiesLocked(o)
 	}
 	for i, n := range h.touched {
 		n.noticeLocked("objects", &n.told, b)
@@ -187,11 +188,14 @@ func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
 }
 
 // touchLocked is the node of an object, which is to be told something.
-func (h *Head) touchLocked(o lease.Object) *node {
-	if o.Node() >= len(h.nodes) {
-		return nil // a name that no store gave
+func (h *Head) touchLocked(o lease.Object) *node { return h.tellingLocked(o.Node()) }
+
+// tellingLocked is a node that is to be told something.
+func (h *Head) tellingLocked(node int) *node {
+	if node >= len(h.nodes) {
+		return nil // of a name that no store gave
 	}
-	n := h.nodes[o.Node()]
+	n := h.nodes[node]
 	if len(n.told.Hold)+len(n.told.Lent)+len(n.told.Drop) == 0 {
 		h.touched = append(h.touched, n)
 	}
@@ -237,6 +241,10 @@ func (w *worker) nodeIndex() int {
 // storesOf fills in where a process finds its stores.
 func (h *Head) storesOf(w *wire.Welcome, holder lease.Holder, node int) {
 	w.Holder, w.StoreDir, w.StoreNode, w.StoreToken = uint64(holder), h.opts.Dir, node, h.tokenFor("store")
+	w.StoreApart = h.apartLocked()
+	if node < len(h.nodes) && h.nodes[node].storeDir != "" {
+		w.StoreDir = h.nodes[node].storeDir
+	}
 }
 
 // stores tells what lies in all stores, and who the holders are.

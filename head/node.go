@@ -28,6 +28,18 @@ type node struct {
 	told  wire.Objects // for its store, while that is put together; empty between
 	ready bool
 	lost  *spec.Error // why it is no use any more
+
+	wanted  int    // by pools that are being made
+	address string // where others reach it, if its backend says so
+
+	launched time.Time // when its agent was
+
+	far     bool // its agent came over the network
+	silence silence
+	load    wire.Load
+
+	serving  string // where the stores of other nodes reach its own; "": not known
+	storeDir string // where its processes find it; "": as those of the head
 }
 
 func newNode(h *Head, index int, name string) *node {
@@ -50,6 +62,7 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		h.mu.Unlock()
 		return
 	}
+	h.virtual = v
 	h.launches.Add(1)
 	if h.owner == nil && h.opts.Resume == nil {
 		text := ""
@@ -69,12 +82,29 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		case <-ctx.Done():
 		}
 	}()
+	devices := -1
+	if virtual {
+		devices = v.Devices
+	}
 	b, err := h.opts.Backend(v, virtual)
 	var names []string
 	if err == nil {
+		err = h.openFar(b, v)
+	}
+	if err == nil {
 		names, err = b.Nodes(ctx)
 	}
+	if r, ok := b.(backend.Reserver); ok && err == nil {
+		err = h.reconcile(ctx, r)
+	}
 	h.mu.Lock()
+	h.launcher = newLauncher(b, backend.Join{
+		Head: h.address, Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
+		Python: warm.Python, Grace: h.opts.Grace.Seconds(),
+	})
+	if h.launcher.reserver != nil && len(names) > 1 {
+		names = names[:1] // this machine; pools have the others launched
+	}
 	h.virtual, h.nodesKnown = v, true
 	if err != nil {
 		h.backendErr = fmt.Errorf("cannot find nodes: %w", err)
@@ -91,39 +121,15 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 		if ctx.Err() != nil {
 			return
 		}
-		devices := -1
-		if virtual {
-			devices = v.Devices
-		}
-		join := backend.Join{
-			Head: h.address, Token: h.tokenFor("agent " + strconv.Itoa(n.index)), Node: n.index, Name: n.name,
-			Dir: h.opts.Dir, LogDir: h.opts.LogDir, Owner: owner, Virtual: devices, Relay: v.Relay,
-			Python: warm.Python, Grace: h.opts.Grace.Seconds(),
-		}
-		var agent backend.Agent
-		if n.handle != nil {
-			agent, err = b.Adopt(ctx, join, *n.handle)
-		} else {
-			agent, err = b.Launch(ctx, join)
-		}
-		switch {
-		case errors.Is(err, backend.ErrGone):
-			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s ended while there was no head. Its workers went with it", n.name))
-			continue
-		case err != nil:
-			n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s could not be started: %v", n.name, err))
-			continue
-		}
-		h.mu.Lock()
-		n.agent = agent
-		h.noteNodeLocked(n, 0)
-		h.mu.Unlock()
-		go n.watch(agent)
+		h.launch(ctx, n)
 	}
 }
 
 // watch waits for the agent's end, however it comes.
 func (n *node) watch(agent backend.Agent) {
+	n.h.mu.Lock()
+	n.launched = time.Now()
+	n.h.mu.Unlock()
 	<-agent.Done()
 	why := "it ended"
 	if err := agent.Err(); err != nil {
@@ -142,14 +148,21 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		return nil, w, spec.Errorf(spec.CodeAuth, "the token is not that of the agent of node %d", i)
 	}
 	n := h.nodes[i]
-	switch {
+	switch replaced := n.replacedLocked(hello); {
 	case n.lost != nil:
 		return nil, w, spec.Errorf(spec.CodeNodeLost, "the agent of %s is not waited for any more: %s", n.name, n.lost.Message)
-	case n.conn != nil && hello.Back == 0: // else an earlier head had launched one and not written it down
+	case replaced != nil:
+		return nil, w, replaced
+	case n.conn != nil && hello.Back == 0 && !n.triesAgainLocked(hello): // else an earlier head had launched one and not written it down
 		return nil, w, spec.Errorf(spec.CodeInvalid, "the agent of %s has joined already", n.name)
 	}
+	if err := h.signLocked(hello, n, &w); err != nil {
+		return nil, w, err
+	}
 	n.info = *hello.Node
+	n.heardLocked(conn)
 	h.storesOf(&w, 0, n.index)
+	w.PeerToken = h.tokenFor("peers")
 	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn)}
 	n.asker = nil
 	if hello.Back == 0 {
@@ -157,6 +170,16 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 		h.noteNodeLocked(n, hello.Pid)
 	}
 	return nc, w, nil
+}
+
+// signLocked gives an agent the certificate that it asks for.
+func (h *Head) signLocked(hello wire.Hello, n *node, w *wire.Welcome) error {
+	if len(hello.Request) == 0 || h.far == nil {
+		return nil
+	}
+	cert, err := h.far.authority.Sign(hello.Request, n.name, n.index)
+	w.Cert, w.CA = cert, h.far.authority.CA()
+	return err
 }
 
 func (n *nodeConn) start() {
@@ -205,6 +228,20 @@ func (n *nodeConn) handle(f *wire.Frame, b *batch) error {
 	case "back":
 		return n.returned(rest, b)
 	case "resent":
+	case "ping":
+		return wire.Notify(n.lineEnd.conn, "pong", &wire.Empty{})
+	case "pong":
+		n.h.mu.Lock()
+		n.answeredLocked()
+		n.h.mu.Unlock()
+	case "load":
+		var load wire.Load
+		if _, err := load.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "a notice of a load that cannot be read: %v", err)
+		}
+		n.h.mu.Lock()
+		n.load = load
+		n.h.mu.Unlock()
 	case "log":
 		f.Keep()
 		n.h.mu.Lock()
@@ -225,6 +262,9 @@ func (n *nodeConn) handle(f *wire.Frame, b *batch) error {
 		n.movingLocked(lease.Object(m.Object), b)
 		n.h.mu.Unlock()
 	default:
+		if known, err := n.storeNotice(verb, rest, b); known {
+			return err
+		}
 		n.h.opts.Log.Warn("unknown notice", "node", n.name, "verb", verb)
 	}
 	return nil
@@ -288,10 +328,10 @@ func (n *nodeConn) gone(err error) {
 	if last {
 		n.node.asker = nil
 	}
-	agent := n.agent
+	agent, grace := n.agent, n.graceLocked()
 	h.mu.Unlock()
 	late := func() {
-		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back", n.name, err))
+		n.lose(spec.Errorf(spec.CodeNodeLost, "the connection to the agent of %s ended (%v), and it did not come back within %v", n.name, err, grace))
 		agent.Kill()
 	}
 	if last && agent != nil && hungUp(err) {
@@ -313,7 +353,7 @@ func (n *nodeConn) gone(err error) {
 	// Its workers may still answer, and it may come back; its process tells of its
 	// end by itself.
 	if last && n.lineEnd.gen == n.line.gen && agent != nil && !hungUp(err) {
-		n.awayLocked(h, h.opts.Grace, late)
+		n.awayLocked(h, grace, late)
 	}
 }
 
@@ -337,6 +377,7 @@ func (n *node) lose(why *spec.Error) {
 				h.lostLocked(w, why, &b)
 			}
 		}
+		h.lostCopiesLocked(n, &b)
 		h.settleSoonLocked() // it is not waited for, nor are workers that went before it
 		h.announceLocked()
 	}
@@ -347,16 +388,21 @@ func (n *node) lose(why *spec.Error) {
 // stop has the agent end everything and then itself.
 func (n *node) stop(ctx context.Context, grace time.Duration, why string) error {
 	n.h.mu.Lock()
-	agent, asker, conn := n.agent, n.asker, n.conn
+	agent, asker, conn, far, trouble := n.agent, n.asker, n.conn, n.far, n.troubleLocked()
 	n.h.mu.Unlock()
 	if agent == nil {
 		return nil
 	}
-	if asker != nil {
+	if asker != nil && trouble == "" {
 		// Its answer means that all output is here. Without an answer the agent
 		// still ends when its connection does.
-		_ = asker.Ask(ctx, "stop", &wire.Stop{Workers: []uint32{}, All: true, GraceSeconds: grace.Seconds(), Why: why}, &wire.Empty{})
+		err := asker.Ask(ctx, "stop", &wire.Stop{Workers: []uint32{}, All: true, GraceSeconds: grace.Seconds(), Why: why}, &wire.Empty{})
 		_ = conn.CloseWhenFlushed()
+		if far && errors.Is(err, errAway) { // it may be cut off, and not know that all is over
+			var late context.CancelFunc
+			ctx, late = context.WithTimeout(ctx, n.h.opts.SuspectAfter)
+			defer late()
+		}
 	} else {
 		agent.Kill()
 	}

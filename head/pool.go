@@ -21,6 +21,7 @@ type pool struct {
 	origin   uint64 // of the request that made it
 	clusters int    // that use it
 	released bool   // its owner let go
+	void     bool   // its reservation is gone
 }
 
 // createPool waits for the nodes to have joined and reserves, or says what is
@@ -41,6 +42,10 @@ func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req
 	for told := false; ; {
 		h.mu.Lock()
 		waiting := h.joiningLocked()
+		if waiting == "" && h.launcher.reserver != nil {
+			h.mu.Unlock()
+			return h.reservePool(owner, origin, req, timeout)
+		}
 		if waiting == "" {
 			p, err := h.reserveLocked(owner, origin, req)
 			if told {
@@ -71,8 +76,8 @@ func (h *Head) joiningLocked() string {
 		return "the list of nodes"
 	}
 	for _, n := range h.nodes {
-		if !n.ready && n.lost == nil {
-			return "the agent of " + n.name
+		if !n.ready && n.lost == nil && (h.launcher.reserver == nil || n.index == 0) {
+			return n.unjoinedLocked()
 		}
 	}
 	return ""
@@ -92,10 +97,11 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 	if owner.left {
 		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
 	}
-	for _, p := range h.pools {
-		if p.origin == origin { // it was asked for twice
-			return &p.Pool, nil
-		}
+	if p := h.madeLocked(origin); p != nil { // it was asked for twice
+		return &p.Pool, nil
+	}
+	if len(req.Labels) > 0 || req.Accelerator != "" {
+		return nil, spec.Errorf(spec.CodeInvalid, "labels and accelerator_type choose among the nodes of a Ray cluster, and the nodes here are this machine's: leave them out, or say MUSTER_BACKEND=ray")
 	}
 	if h.backendErr != nil {
 		return nil, spec.Errorf(spec.CodeResources, "%v", h.backendErr)
@@ -145,6 +151,7 @@ func (h *Head) releaseLocked(p *pool) {
 	if p.released && p.clusters == 0 {
 		delete(h.pools, p.ID)
 		h.opts.Journal.Delete(&journal.Pool{Pool: p.Pool})
+		h.unreserveLocked(p.ID)
 	}
 }
 

@@ -55,7 +55,7 @@ func TestPoolGoesWithItsClustersAndItsOwner(t *testing.T) {
 }
 
 func TestPoolNamesAnAgentThatDoesNotJoin(t *testing.T) {
-	r := newRig(t, setup{virtual: "3x1", script: fake.Script{Launch: func(j backend.Join) error {
+	r := newRig(t, setup{virtual: "3x1", script: fake.Script{Launch: func(j *backend.Join) error {
 		if j.Node == 1 {
 			return errors.New("no such machine")
 		}
@@ -71,7 +71,7 @@ func TestPoolNamesAnAgentThatDoesNotJoin(t *testing.T) {
 }
 
 func TestNoNodesAtAll(t *testing.T) {
-	r := newRig(t, setup{virtual: "1x1", script: fake.Script{Launch: func(backend.Join) error {
+	r := newRig(t, setup{virtual: "1x1", script: fake.Script{Launch: func(*backend.Join) error {
 		return errors.New("no such machine")
 	}}})
 	err := r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 0, Nodes: 1, Timeout: 10}, &spec.Pool{})

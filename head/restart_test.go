@@ -69,6 +69,11 @@ func TestRestartWorker(t *testing.T) {
 		never := r.owner.send(callee{cluster: info.Number, method: "all"}, args())
 		take(t, legs, 3)
 		out[0].Return([]byte{0})
+		eventually(t, "rank 0's result", func() bool { // it comes by another connection than the death
+			var status wire.Status
+			must(t, r.owner.ask("status", &wire.StatusRequest{}, &status))
+			return !slices.Contains(status.Calls[0].Out, 0)
+		})
 		died := out[1].Worker
 		died.Die(wire.Exited{Signal: "SIGKILL", Logs: []string{"bye"}})
 		e := r.owner.fails(never, spec.CodeWorkerDied, "a.all", "a-1 on node-1", "SIGKILL", "bye",

@@ -38,6 +38,7 @@ type resuming struct {
 	legs    map[*worker]*wire.WorkerBack
 	objects map[lease.Holder][]wire.Released
 	stored  map[lease.Object]uint32 // what stores have and were told to hold, and where
+	copied  []copiedAt              // what stores have of others' objects
 	lost    map[*worker]*spec.Error
 	made    []putCall
 	halves  []*cluster // that were being started, or stopped
@@ -70,11 +71,16 @@ func (h *Head) restore(s *journal.State) error {
 	h.nextNumber = (h.epoch - 1) << 22
 	h.nextPool = int(h.epoch-1) << 16
 	h.ownerPid = s.Meta.Owner.Pid
-	for i, kept := range s.Nodes {
-		if kept.Index != i {
-			return fmt.Errorf("the journal knows of node %d and not of node %d", kept.Index, i)
+	for _, kept := range s.Nodes {
+		for i := len(h.nodes); i < kept.Index; i++ { // which was never launched
+			n := newNode(h, i, "node-"+strconv.Itoa(i))
+			n.lost = spec.Errorf(spec.CodeNodeLost, "the agent of %s was never started", n.name)
+			h.nodes = append(h.nodes, n)
 		}
-		n := newNode(h, i, kept.Name)
+		if kept.Index != len(h.nodes) {
+			return fmt.Errorf("the journal knows of node %d twice", kept.Index)
+		}
+		n := newNode(h, kept.Index, kept.Name)
 		n.handle = &backend.Handle{Pid: kept.Warden.Pid, Started: kept.Warden.Started}
 		h.nodes = append(h.nodes, n)
 		r.nodes[n] = true
@@ -91,6 +97,11 @@ func (h *Head) restore(s *journal.State) error {
 		}
 	}
 	for _, kept := range s.Pools {
+		for _, n := range kept.Pool.Nodes {
+			if n.Index < len(h.nodes) {
+				h.nodes[n.Index].address = n.Address
+			}
+		}
 		h.pools[kept.Pool.ID] = &pool{Pool: kept.Pool, owner: h.callers[kept.Owner], origin: kept.Origin, released: kept.Released}
 	}
 	for i := range s.Clusters {
@@ -394,6 +405,7 @@ func (h *Head) settle() {
 	}
 	h.leases.End(resumeHolder)
 	h.tellStoresLocked(&b)
+	h.settledLocked(r, &b)
 	h.announceLocked()
 	h.free.Broadcast()
 	h.mu.Unlock()

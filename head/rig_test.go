@@ -59,7 +59,7 @@ func newRig(t testing.TB, s setup) *rig {
 	if s.script.Class.Methods == nil {
 		s.script.Class = testClass()
 	}
-	r := &rig{t: t, fake: fake.New(shape.Nodes, s.script), ended: make(chan error, 1)}
+	r := &rig{t: t, fake: newFake(shape, s.script), ended: make(chan error, 1)}
 	s.options.Dir, s.options.LogDir, s.options.Session = filepath.Join(dir, "s"), dir, "test"
 	s.options.Backend = func(spec.Virtual, bool) (backend.Backend, error) { return r.fake, nil }
 	if s.backend != nil {
@@ -82,10 +82,21 @@ func newRig(t testing.TB, s setup) *rig {
 	return r
 }
 
-// both runs a test with workers that dial the head and with relayed ones.
+// newFake is the backend for a shape.
+func newFake(shape spec.Virtual, script fake.Script) *fake.Backend {
+	b := fake.New(shape.Nodes, script)
+	if shape.Net {
+		b.OverNet()
+	}
+	return b
+}
+
+// both runs a test with workers that dial the head and with relayed ones, also of
+// agents that come over the network.
 func both(t *testing.T, test func(t *testing.T, relay string)) {
 	t.Run("direct", func(t *testing.T) { test(t, "") })
 	t.Run("relay", func(t *testing.T) { test(t, "+relay") })
+	t.Run("net", func(t *testing.T) { test(t, "+net") })
 }
 
 // method is a registered method for descriptions.

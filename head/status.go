@@ -66,9 +66,16 @@ func (n *node) statusLocked() wire.NodeInfo {
 		info.State, info.Why = "lost", n.lost.Message
 	case n.ready && n.conn == nil:
 		info.State, info.Why = "away", "its connection was lost; it may come back"
+		if n.silence.suspect {
+			info.Why = n.silence.text(n.name) + "; " + info.Why
+		}
+	case n.ready && n.silence.suspect:
+		info.State, info.Why = "suspect", n.silence.text(n.name)
 	case n.ready:
-		info.State = "up"
+		info.State, info.Why = "up", n.slowLocked()
 	}
+	info.Load, info.Far = n.load, n.far
+	info.SilentSec, info.TripSec = n.silence.since.Seconds(), n.silence.trip.Seconds()
 	return info
 }
 

@@ -49,7 +49,7 @@ func newCrashes(t testing.TB, virtual string, script fake.Script, at ...int) *cr
 	if script.Class.Methods == nil {
 		script.Class = testClass()
 	}
-	c := &crashes{t: t, dir: dir, virtual: virtual, fake: fake.New(shape.Nodes, script), at: at, next: make(chan struct{}, 1)}
+	c := &crashes{t: t, dir: dir, virtual: virtual, fake: newFake(shape, script), at: at, next: make(chan struct{}, 1)}
 	c.options = head.Options{Dir: filepath.Join(dir, "s"), LogDir: dir, Session: "test", Grace: 5 * time.Second}
 	c.options.Backend = func(spec.Virtual, bool) (backend.Backend, error) { return c.fake, nil }
 	must(t, os.MkdirAll(c.options.Dir, 0o700))

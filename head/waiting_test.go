@@ -61,7 +61,7 @@ func TestPoolThatWaitsIsToldAgain(t *testing.T) {
 	r := newRig(t, setup{
 		virtual: "2x0",
 		options: head.Options{TellEvery: time.Millisecond},
-		script: fake.Script{Launch: func(join backend.Join) error {
+		script: fake.Script{Launch: func(join *backend.Join) error {
 			if join.Node == 1 {
 				<-release
 			}

@@ -21,6 +21,12 @@ type Meta struct {
 	Virtual string  `msg:"virtual"` // as spec.ParseVirtual reads it; "": real devices
 	Owner   Process `msg:"owner"`   // whom all this is for; none for a head of its own
 	Begun   float64 `msg:"begun"`   // unix seconds, of the first head
+
+	// Where the head listens for agents of other machines, "" where it does not,
+	// whether without TLS, and the authority that they know it by.
+	Listen    string `msg:"listen"`
+	Plain     bool   `msg:"plain"`
+	Authority []byte `msg:"authority"`
 }
 
 // Process is a process that can be told from a later one of its number.

@@ -595,9 +595,9 @@ func (z *Cluster) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Meta) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 6
+	// map header, size 9
 	// string "session"
-	o = append(o, 0x86, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
+	o = append(o, 0x89, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
 	o = msgp.AppendString(o, z.Session)
 	// string "log_dir"
 	o = append(o, 0xa7, 0x6c, 0x6f, 0x67, 0x5f, 0x64, 0x69, 0x72)
@@ -620,6 +620,15 @@ func (z *Meta) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "begun"
 	o = append(o, 0xa5, 0x62, 0x65, 0x67, 0x75, 0x6e)
 	o = msgp.AppendFloat64(o, z.Begun)
+	// string "listen"
+	o = append(o, 0xa6, 0x6c, 0x69, 0x73, 0x74, 0x65, 0x6e)
+	o = msgp.AppendString(o, z.Listen)
+	// string "plain"
+	o = append(o, 0xa5, 0x70, 0x6c, 0x61, 0x69, 0x6e)
+	o = msgp.AppendBool(o, z.Plain)
+	// string "authority"
+	o = append(o, 0xa9, 0x61, 0x75, 0x74, 0x68, 0x6f, 0x72, 0x69, 0x74, 0x79)
+	o = msgp.AppendBytes(o, z.Authority)
 	return
 }
 
@@ -706,6 +715,24 @@ func (z *Meta) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Begun")
 				return
 			}
+		case "listen":
+			z.Listen, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Listen")
+				return
+			}
+		case "plain":
+			z.Plain, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Plain")
+				return
+			}
+		case "authority":
+			z.Authority, bts, err = msgp.ReadBytesBytes(bts, z.Authority)
+			if err != nil {
+				err = msgp.WrapError(err, "Authority")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -720,7 +747,7 @@ func (z *Meta) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Meta) Msgsize() (s int) {
-	s = 1 + 8 + msgp.StringPrefixSize + len(z.Session) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 7 + msgp.BytesPrefixSize + len(z.Secret) + 8 + msgp.StringPrefixSize + len(z.Virtual) + 6 + 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size + 6 + msgp.Float64Size
+	s = 1 + 8 + msgp.StringPrefixSize + len(z.Session) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 7 + msgp.BytesPrefixSize + len(z.Secret) + 8 + msgp.StringPrefixSize + len(z.Virtual) + 6 + 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size + 6 + msgp.Float64Size + 7 + msgp.StringPrefixSize + len(z.Listen) + 6 + msgp.BoolSize + 10 + msgp.BytesPrefixSize + len(z.Authority)
 	return
 }
 

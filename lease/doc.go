@@ -14,6 +14,9 @@
 //	                                        holder may read the object where it lies;
 //	                                        a loan that ends soon is told by nobody
 //
+// Copies counts the other way round: which nodes have, or are getting, which chunks
+// of objects of other nodes, and who of them a node that wants some is sent to.
+//
 // It is pure: it imports nothing of Muster, and the head, which serialises
 // events, tells the stores.
 package lease

@@ -45,7 +45,7 @@ func (m *Mapped) Close() {
 	runtime.KeepAlive(m)
 }
 
-// place is a store that objects lie in.
+// place is a store that objects are read in.
 type place struct {
 	stores *Stores
 	node   int
@@ -57,7 +57,7 @@ func Open(objects ...*Object) (all []*Mapped, err error) {
 	all = make([]*Mapped, len(objects))
 	at := map[place][]int{}
 	for i, o := range objects {
-		p := place{o.stores, o.Node()}
+		p := place{o.stores, o.stores.reach(o)}
 		at[p] = append(at[p], i)
 	}
 	for p, some := range at {

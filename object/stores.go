@@ -16,7 +16,8 @@ type Stores struct {
 	dir    string
 	token  string
 	holder uint64
-	node   int // whose store this process puts into
+	node   int  // whose store this process puts into
+	apart  bool // by which it also reads what lies in others
 
 	held pressure
 
@@ -41,7 +42,7 @@ func NewStores(w wire.Welcome) *Stores {
 	if w.StoreDir == "" {
 		return nil
 	}
-	return &Stores{dir: w.StoreDir, token: w.StoreToken, holder: w.Holder, node: w.StoreNode, clients: map[int]*client{}, known: map[uint64]int{}}
+	return &Stores{dir: w.StoreDir, token: w.StoreToken, holder: w.Holder, node: w.StoreNode, apart: w.StoreApart, clients: map[int]*client{}, known: map[uint64]int{}}
 }
 
 // Same says that both are of one head, so that objects of one can be named to
@@ -67,6 +68,18 @@ func (s *Stores) Close() {
 	}
 }
 
+// far is the connection to our own store by which objects of other nodes are
+// asked for: that may take long, and holds up nothing else.
+const far = -1
+
+// reach is the connection by which an object is read, as at has it.
+func (s *Stores) reach(o *Object) int {
+	if node := o.Node(); !s.apart || node == s.node {
+		return node
+	}
+	return far
+}
+
 // at is the connection to a node's store.
 func (s *Stores) at(node int) (*client, error) {
 	s.mu.Lock()
@@ -79,7 +92,11 @@ func (s *Stores) at(node int) (*client, error) {
 		c = &client{ready: make(chan struct{})}
 		s.clients[node] = c
 		s.mu.Unlock()
-		c.Client, c.err = store.Dial(s.dir, node, s.token, s.holder)
+		dialled := node
+		if node == far {
+			dialled = s.node
+		}
+		c.Client, c.err = store.Dial(s.dir, dialled, s.token, s.holder)
 		close(c.ready)
 	} else {
 		s.mu.Unlock()

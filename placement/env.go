@@ -61,6 +61,7 @@ func (p *Plan) Env(rank int, master Master) map[string]string {
 		// default puts the fastest first.
 		byDefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 	}
+	maps.Copy(env, p.Pool.Env)
 	maps.Copy(env, c.Env)
 	return env
 }

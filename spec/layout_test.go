@@ -90,6 +90,8 @@ func TestParseVirtual(t *testing.T) {
 	for text, want := range map[string]Virtual{
 		"4x8": {Nodes: 4, Devices: 8}, " 1x0 ": {Nodes: 1}, "2X4": {Nodes: 2, Devices: 4},
 		"4x8+relay": {Nodes: 4, Devices: 8, Relay: true}, "4096x1024": {Nodes: 4096, Devices: 1024},
+		"3x2+net":       {Nodes: 3, Devices: 2, Relay: true, Net: true},
+		"3x2+net+plain": {Nodes: 3, Devices: 2, Relay: true, Net: true, Plain: true},
 	} {
 		got, err := ParseVirtual(text)
 		if err != nil || got != want {
@@ -101,7 +103,7 @@ func TestParseVirtual(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"": `no "x"`, "8": `no "x"`, "x8": "number of nodes", "4x": "number of devices", "0x8": "outside 1 to 4096",
-		"4097x1": "outside", "1x1025": "outside 0 to 1024", "4x8+relais": `"relais"`, "4x8+": "option", "-1x8": "number",
+		"4097x1": "outside", "1x1025": "outside 0 to 1024", "4x8+relais": `"relais"`, "4x8+plain": `"plain"`, "4x8+net+": `"net+"`, "4x8+relay+net": `"relay+net"`, "4x8+": "option", "-1x8": "number",
 		"99999999999999999999x1": "outside", "4x8x2": "number of devices", "4 x 8": "number",
 	} {
 		_, err := ParseVirtual(text)

@@ -22,6 +22,8 @@ type Node struct {
 	Devices []Device `msg:"devices"`
 	Trouble string   `msg:"trouble"` // for people: why devices are missing from the list; empty if none is
 	Pid     int      `msg:"pid"`
+	Boot    string   `msg:"boot"` // tells a machine from itself after it was started anew
+	Life    string   `msg:"life"` // tells an agent from another one of the same node
 }
 
 // Pool is a reservation: Nodes, in pool order, with PerNode devices of each.
@@ -30,4 +32,6 @@ type Pool struct {
 	ID      int    `msg:"id"`
 	PerNode int    `msg:"per_node"`
 	Nodes   []Node `msg:"nodes"` // Devices cut to the ones reserved
+	// Env is what workers on the pool find beside their own variables.
+	Env map[string]string `msg:"env,omitempty"`
 }

@@ -1333,9 +1333,9 @@ func (z *Method) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 10
+	// map header, size 12
 	// string "index"
-	o = append(o, 0x8a, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
+	o = append(o, 0x8c, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
 	o = msgp.AppendInt(o, z.Index)
 	// string "name"
 	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
@@ -1371,6 +1371,12 @@ func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "pid"
 	o = append(o, 0xa3, 0x70, 0x69, 0x64)
 	o = msgp.AppendInt(o, z.Pid)
+	// string "boot"
+	o = append(o, 0xa4, 0x62, 0x6f, 0x6f, 0x74)
+	o = msgp.AppendString(o, z.Boot)
+	// string "life"
+	o = append(o, 0xa4, 0x6c, 0x69, 0x66, 0x65)
+	o = msgp.AppendString(o, z.Life)
 	return
 }
 
@@ -1465,6 +1471,18 @@ func (z *Node) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Pid")
 				return
 			}
+		case "boot":
+			z.Boot, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Boot")
+				return
+			}
+		case "life":
+			z.Life, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Life")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1483,7 +1501,7 @@ func (z *Node) Msgsize() (s int) {
 	for za0001 := range z.Devices {
 		s += z.Devices[za0001].Msgsize()
 	}
-	s += 8 + msgp.StringPrefixSize + len(z.Trouble) + 4 + msgp.IntSize
+	s += 8 + msgp.StringPrefixSize + len(z.Trouble) + 4 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Boot) + 5 + msgp.StringPrefixSize + len(z.Life)
 	return
 }
 
@@ -1560,21 +1578,43 @@ func (z Param) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Pool) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 3
-	// string "id"
-	o = append(o, 0x83, 0xa2, 0x69, 0x64)
-	o = msgp.AppendInt(o, z.ID)
-	// string "per_node"
-	o = append(o, 0xa8, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
-	o = msgp.AppendInt(o, z.PerNode)
-	// string "nodes"
-	o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Nodes)))
-	for za0001 := range z.Nodes {
-		o, err = z.Nodes[za0001].MarshalMsg(o)
-		if err != nil {
-			err = msgp.WrapError(err, "Nodes", za0001)
-			return
+	// check for omitted fields
+	zb0001Len := uint32(4)
+	var zb0001Mask uint8 /* 4 bits */
+	_ = zb0001Mask
+	if z.Env == nil {
+		zb0001Len--
+		zb0001Mask |= 0x8
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "id"
+		o = append(o, 0xa2, 0x69, 0x64)
+		o = msgp.AppendInt(o, z.ID)
+		// string "per_node"
+		o = append(o, 0xa8, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
+		o = msgp.AppendInt(o, z.PerNode)
+		// string "nodes"
+		o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Nodes)))
+		for za0001 := range z.Nodes {
+			o, err = z.Nodes[za0001].MarshalMsg(o)
+			if err != nil {
+				err = msgp.WrapError(err, "Nodes", za0001)
+				return
+			}
+		}
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
+			// string "env"
+			o = append(o, 0xa3, 0x65, 0x6e, 0x76)
+			o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
+			for za0002, za0003 := range z.Env {
+				o = msgp.AppendString(o, za0002)
+				o = msgp.AppendString(o, za0003)
+			}
 		}
 	}
 	return
@@ -1629,6 +1669,34 @@ func (z *Pool) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "env":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Env")
+				return
+			}
+			if z.Env == nil {
+				z.Env = make(map[string]string, zb0003)
+			} else if len(z.Env) > 0 {
+				clear(z.Env)
+			}
+			for zb0003 > 0 {
+				var za0003 string
+				zb0003--
+				var za0002 string
+				za0002, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Env")
+					return
+				}
+				za0003, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Env", za0002)
+					return
+				}
+				z.Env[za0002] = za0003
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1646,6 +1714,13 @@ func (z *Pool) Msgsize() (s int) {
 	s = 1 + 3 + msgp.IntSize + 9 + msgp.IntSize + 6 + msgp.ArrayHeaderSize
 	for za0001 := range z.Nodes {
 		s += z.Nodes[za0001].Msgsize()
+	}
+	s += 4 + msgp.MapHeaderSize
+	if z.Env != nil {
+		for za0002, za0003 := range z.Env {
+			_ = za0003
+			s += msgp.StringPrefixSize + len(za0002) + msgp.StringPrefixSize + len(za0003)
+		}
 	}
 	return
 }

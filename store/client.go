@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/tinylib/msgp/msgp"
@@ -218,16 +219,26 @@ func (d *Draft) write(part []byte, at uint64) error {
 type View struct {
 	Object uint64
 	Bytes  []byte
-	c      *Client
+
+	c       *Client
+	partial bool // not all bytes were there
 }
 
 // Open leases objects and maps them, all or none. It waits for those that are
-// being written.
-func (c *Client) Open(objects ...uint64) ([]*View, error) {
+// being written, or that come from other nodes.
+func (c *Client) Open(objects ...uint64) ([]*View, error) { return c.open(objects, false) }
+
+// OpenSome is Open for who needs a part of them: of those that lie on other nodes
+// only the first chunk is there, and what Need was asked for.
+func (c *Client) OpenSome(objects ...uint64) ([]*View, error) { return c.open(objects, true) }
+
+func (c *Client) open(objects []uint64, some bool) ([]*View, error) {
 	c.asking.Lock()
 	defer c.asking.Unlock()
 	a, err := c.ask(verbOpen, func(b []byte) []byte {
-		b = msgp.AppendMapHeader(b, 1)
+		b = msgp.AppendMapHeader(b, 2)
+		b = msgp.AppendString(b, "some")
+		b = msgp.AppendBool(b, some)
 		b = msgp.AppendString(b, "objects")
 		return appendIDs(b, objects)
 	})
@@ -262,9 +273,29 @@ func (c *Client) Open(objects ...uint64) ([]*View, error) {
 			m.users++
 		}
 		r.count++
-		views[i] = &View{Object: objects[i], Bytes: bytes[:o.size:o.size], c: c}
+		views[i] = &View{Object: objects[i], Bytes: bytes[:o.size:o.size], c: c, partial: slices.Contains(a.partial, objects[i])}
 	}
 	return views, nil
+}
+
+// Need waits until bytes from to (not included) to of a view are there.
+func (v *View) Need(from, to uint64) error {
+	if !v.partial {
+		return nil
+	}
+	v.c.asking.Lock()
+	defer v.c.asking.Unlock()
+	_, err := v.c.ask(verbNeed, func(b []byte) []byte {
+		b = msgp.AppendMapHeader(b, 2)
+		b = msgp.AppendString(b, "object")
+		b = msgp.AppendUint64(b, v.Object)
+		b = msgp.AppendString(b, "spans")
+		b = msgp.AppendArrayHeader(b, 1)
+		b = msgp.AppendArrayHeader(b, 2)
+		b = msgp.AppendUint64(b, from)
+		return msgp.AppendUint64(b, to)
+	})
+	return err
 }
 
 // Close gives the lease back; Bytes must not be used any more.

@@ -42,9 +42,22 @@
 // although processes still have it mapped; they are told at their next request
 // (stale). Nobody has a view of it then.
 //
-// ledger.go and its like decide, without effects: they do the accounting of
+// An object of another node is had as a copy: room for all of it, and those of its
+// chunks that were needed. The first chunk brings the size; the rest comes when
+// somebody opens all of it, or needs bytes of it. The head says whom to ask, and
+// that may be a store that has a copy itself, or is getting one: chunks are passed
+// on as they arrive. A copy is sealed from the beginning; instead of being spilled
+// it is given up.
+//
+//	chunk    means                            left by
+//	absent   nobody here needed it            needed -> coming
+//	coming   asked for, by one for all        arrived and its sum is right -> here; no source left -> absent
+//	here     final, and passed on             with the copy
+//
+// ledger.go, chunks.go and their like decide, without effects: they do the accounting of
 // segments, objects, leases and the budget. store.go carries out, serve.go
-// speaks the protocol (docs/wire.md), client.go is the other end of it.
+// speaks the protocol (docs/wire.md), client.go is the other end of it. fetch.go gets
+// chunks, peers.go asks other stores for them, remote.go answers those.
 //
 // The package imports wire, spec and process. It never reads what the bytes
 // mean, and never decides who may have them: the token is all the proof.

@@ -235,6 +235,9 @@ func (l *ledger) rest(o *object) {
 func (l *ledger) remove(o *object) {
 	o.removed = true
 	delete(l.objects, o.id)
+	if o.copy != nil {
+		l.todo.gone = append(l.todo.gone, o.id)
+	}
 	if o.lru != nil {
 		l.idle.Remove(o.lru)
 		o.lru = nil

@@ -35,7 +35,8 @@ type segment struct {
 	file     bool
 	making   bool          // reserved, not there yet
 	pooled   *list.Element // in ledger.pool
-	fd       int           // the effects' own
+	fd       int           // the effects' own, as is
+	mem      []byte        // its bytes, where they were needed here
 }
 
 // object is one object. Its size is what was asked for until it is sealed.
@@ -55,6 +56,8 @@ type object struct {
 	views    int
 	lent     map[uint64]float64 // holders that read it where it lies, and since when
 	lru      *list.Element      // in ledger.idle: it could be spilled
+	copy     *copied            // it lies on another node
+	sums     map[uint32]uint32  // of chunks, as far as somebody asked for them
 }
 
 // peer is a connection, and after that its process until it ends.
@@ -103,6 +106,7 @@ type todo struct {
 	discard []*segment // given up: cut and closed
 	wake    []uint64   // objects that are not waited for any more
 	room    bool       // somebody who waits for room should ask again
+	gone    []uint64   // copies that are no more
 }
 
 func newLedger(ids, budget, spillLimit uint64, maxSegments int) *ledger {
@@ -194,7 +198,15 @@ func (l *ledger) room(p *peer, size, free uint64, maySpill bool, now float64) pl
 		return plan{object: l.makeSegment(p, size, need, now), fresh: true}
 	case l.pooled+l.coming >= over && l.coming > 0:
 		return plan{wait: true}
-	case crowded && l.pool.Len() == 0:
+	}
+	if o := l.idleCopy(); o != nil {
+		if !maySpill {
+			return plan{wait: true}
+		}
+		l.remove(o)
+		return l.room(p, size, free, maySpill, now)
+	}
+	if crowded && l.pool.Len() == 0 {
 		return plan{full: true} // a file takes a descriptor as well
 	}
 	for e := l.idle.Front(); e != nil; e = e.Next() {

@@ -19,6 +19,7 @@ const (
 	verbSeal  = "seal"
 	verbClose = "close"
 	verbFree  = "free"
+	verbNeed  = "need"
 )
 
 // maxWhat bounds what people are told of an object.
@@ -36,11 +37,13 @@ type message struct {
 	size    uint64
 	what    string
 	objects []uint64 // open
+	some    bool     // open: not all bytes of other nodes' objects are needed
 	closed  []leases // close
+	spans   []span   // need
 }
 
 func (m *message) read(verb string, b []byte) error {
-	*m = message{objects: m.objects[:0], closed: m.closed[:0]}
+	*m = message{objects: m.objects[:0], closed: m.closed[:0], spans: m.spans[:0]}
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	for ; err == nil && n > 0; n-- {
 		var key []byte
@@ -62,6 +65,10 @@ func (m *message) read(verb string, b []byte) error {
 			} else {
 				b, err = m.readObjects(b)
 			}
+		case "some":
+			m.some, b, err = msgp.ReadBoolBytes(b)
+		case "spans":
+			b, err = m.readSpans(b)
 		default:
 			b, err = msgp.Skip(b)
 		}
@@ -90,6 +97,25 @@ func (m *message) readObjects(b []byte) ([]byte, error) {
 		var id uint64
 		id, b, err = msgp.ReadUint64Bytes(b)
 		m.objects = append(m.objects, id)
+	}
+	return b, err
+}
+
+func (m *message) readSpans(b []byte) ([]byte, error) {
+	n, b, err := count(b)
+	for ; err == nil && n > 0; n-- {
+		var parts int
+		var s span
+		if parts, b, err = count(b); err == nil && parts != 2 {
+			err = fmt.Errorf("%d parts instead of where bytes begin and end", parts)
+		}
+		if err == nil {
+			s.from, b, err = msgp.ReadUint64Bytes(b)
+		}
+		if err == nil {
+			s.to, b, err = msgp.ReadUint64Bytes(b)
+		}
+		m.spans = append(m.spans, s)
 	}
 	return b, err
 }
@@ -132,6 +158,7 @@ type answer struct {
 	capacity uint64
 	fresh    bool
 	opened   []opened // open
+	partial  []uint64 // those of them of which not all is here
 	sent     []uint64 // segments whose descriptors go along
 	fds      []int
 	stale    []uint64
@@ -152,7 +179,9 @@ func (a *answer) append(b []byte) []byte {
 		b = msgp.AppendString(b, "fresh")
 		b = msgp.AppendBool(b, a.fresh)
 	} else {
-		b = msgp.AppendMapHeader(b, 3)
+		b = msgp.AppendMapHeader(b, 4)
+		b = msgp.AppendString(b, "partial")
+		b = appendIDs(b, a.partial)
 		b = msgp.AppendString(b, "objects")
 		b = msgp.AppendArrayHeader(b, uint32(len(a.opened))) //nolint:gosec // as many as one frame names
 		for _, o := range a.opened {
@@ -195,6 +224,8 @@ func (a *answer) read(b []byte) error {
 			a.fresh, b, err = msgp.ReadBoolBytes(b)
 		case "objects":
 			b, err = a.readOpened(b)
+		case "partial":
+			a.partial, b, err = readIDs(b)
 		case "fds":
 			a.sent, b, err = readIDs(b)
 		case "stale":

@@ -30,8 +30,11 @@ func (l *ledger) status() *wire.StoreStatus {
 			}
 		}
 		info := wire.StoreObject{
-			Object: id, Bytes: o.size, State: o.state.String(), What: o.what, Maker: o.maker.holder,
+			Object: id, Bytes: o.size, Here: o.size, State: o.state.String(), What: o.what, Maker: o.maker.holder,
 			Held: o.held, Since: o.since, Views: views[id],
+		}
+		if o.copy != nil {
+			info.State, info.Maker, info.Here = "copy", 0, o.copy.bytes(o.size)
 		}
 		if info.Views == nil {
 			info.Views = []wire.StoreView{}
@@ -114,6 +117,9 @@ func (l *ledger) largest(at place, now float64) []string {
 			what = "an object"
 		}
 		line := fmt.Sprintf("%s, %s, made by %s %s ago", bytesText(o.size), what, at.name(o.maker.pid), secondsText(now-o.since))
+		if o.copy != nil {
+			line = fmt.Sprintf("%s, %s, a copy from node %d made %s ago", bytesText(o.size), what, o.id>>48, secondsText(now-o.since))
+		}
 		var readers []string
 		for p := range l.peers {
 			if v := p.views[o.id]; v != nil {
@@ -135,6 +141,8 @@ func (l *ledger) largest(at place, now float64) []string {
 			line += ", being written"
 		case o.state == broken:
 			line += ", never finished"
+		case o.copy != nil && o.views > 0:
+			line += ", being fetched or passed on"
 		case o.held:
 			line += ", somebody has a handle of it"
 		default:
@@ -196,6 +204,9 @@ func (s *Store) Back() []wire.ObjectAt {
 	defer s.mu.Unlock()
 	all := make([]wire.ObjectAt, 0, len(s.ledger.objects))
 	for id, o := range s.ledger.objects {
+		if o.copy != nil {
+			continue // Copies tells of those
+		}
 		at := wire.ObjectAt{Object: id}
 		if o.state == sealed && o.segment != nil && !o.copying {
 			at.Segment = uint32(o.segment.id) //nolint:gosec // numbered from 1, as references have them
@@ -209,8 +220,23 @@ func (s *Store) Back() []wire.ObjectAt {
 	return all
 }
 
-// AskAgain tells a head that has come back which objects are about to be spilled:
-// the one before may not have heard it.
+// Copies is what the store has of objects of other nodes, for a head that comes
+// back.
+func (s *Store) Copies() []wire.Copied {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := []wire.Copied{}
+	for id, o := range s.ledger.objects {
+		if o.copy != nil {
+			all = append(all, wire.Copied{Object: id, Runs: o.copy.has()})
+		}
+	}
+	slices.SortFunc(all, func(a, b wire.Copied) int { return cmp.Compare(a.Object, b.Object) })
+	return all
+}
+
+// AskAgain tells a head that has come back which objects are about to be spilled,
+// and what is waited for from other nodes: the one before may not have heard it.
 func (s *Store) AskAgain() {
 	s.mu.Lock()
 	ids := slices.Sorted(maps.Keys(s.moved))
@@ -218,4 +244,5 @@ func (s *Store) AskAgain() {
 	for _, id := range ids {
 		s.opts.Moving(id)
 	}
+	s.peering.askAgain()
 }

@@ -50,6 +50,10 @@ func newMemory(capacity uint64, free func() uint64) (int, error) {
 // discard gives a segment's memory, or disk, back although others may have it
 // mapped.
 func discard(seg *segment) {
+	if len(seg.mem) > 0 {
+		_ = unix.Munmap(seg.mem) // a mapping of our own, never half
+		seg.mem = nil
+	}
 	if seg.fd < 0 {
 		return
 	}
@@ -57,6 +61,36 @@ func discard(seg *segment) {
 	_ = unix.Truncate(fmt.Sprintf("/proc/self/fd/%d", seg.fd), 0)
 	unix.Close(seg.fd)
 	seg.fd = -1
+}
+
+// mapped is a segment's memory, or file, in this process. The store's lock guards
+// it; the mapping is good for as long as the object in it is viewed.
+func mapped(seg *segment) ([]byte, error) {
+	if seg.mem != nil || seg.capacity == 0 {
+		return seg.mem, nil
+	}
+	protection := unix.PROT_READ
+	if !seg.file {
+		protection |= unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(seg.fd, 0, int(seg.capacity), protection, unix.MAP_SHARED) //nolint:gosec // what a machine's memory holds
+	if err != nil {
+		return nil, fmt.Errorf("a segment of %s cannot be mapped: %w", bytesText(seg.capacity), err)
+	}
+	seg.mem = mem
+	return mem, nil
+}
+
+// touch takes the page faults of memory in one go, for as far as the kernel can;
+// before Linux 5.14 it cannot, and they are taken one by one.
+func touch(mem []byte, toWrite bool) {
+	advice := unix.MADV_POPULATE_READ
+	if toWrite {
+		advice = unix.MADV_POPULATE_WRITE
+	}
+	if len(mem) > 0 {
+		_ = unix.Madvise(mem, advice)
+	}
 }
 
 // copyChunk is how much is copied to disk at a time; the disk starts on each

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -121,7 +122,7 @@ func (c *conn) read() error {
 }
 
 func (c *conn) request(id uint64, verb string, body []byte) error {
-	if verb != verbAlloc && verb != verbOpen {
+	if verb != verbAlloc && verb != verbOpen && verb != verbNeed {
 		return spec.Errorf(spec.CodeProtocol, "a store knows no request %q", verb)
 	}
 	if err := c.msg.read(verb, body); err != nil {
@@ -143,25 +144,52 @@ func (c *conn) request(id uint64, verb string, body []byte) error {
 		})
 		return nil
 	}
+	if verb == verbNeed {
+		object, spans := c.msg.object, slices.Clone(c.msg.spans)
+		c.busy.Go(func() { c.respond(id, &answer{}, c.s.need(c.ctx, c.peer, object, spans)) })
+		return nil
+	}
+	if slices.ContainsFunc(c.msg.objects, c.s.far) {
+		ids, some := slices.Clone(c.msg.objects), c.msg.some
+		c.busy.Go(func() {
+			copies, err := c.s.copies(c.ctx, ids, some)
+			defer c.s.unhold(copies)
+			if err != nil {
+				c.respond(id, nil, err)
+				return
+			}
+			c.openSoon(id, ids, nil)
+		})
+		return nil
+	}
 	wait, err := c.open(id, c.msg.objects)
 	if wait == nil || err != nil {
 		return err
 	}
-	ids := append([]uint64(nil), c.msg.objects...)
-	c.busy.Go(func() {
-		for wait != nil && err == nil {
+	ids := slices.Clone(c.msg.objects)
+	c.busy.Go(func() { c.openSoon(id, ids, wait) })
+	return nil
+}
+
+// openSoon answers open, once nothing has to be waited for any more.
+func (c *conn) openSoon(id uint64, ids []uint64, wait <-chan struct{}) {
+	for {
+		if wait != nil {
 			select {
 			case <-wait:
-				wait, err = c.open(id, ids)
 			case <-c.ctx.Done():
 				return
 			}
 		}
-		if err != nil {
+		var err error
+		if wait, err = c.open(id, ids); err != nil {
 			c.respond(id, nil, err)
+			return
 		}
-	})
-	return nil
+		if wait == nil {
+			return
+		}
+	}
 }
 
 // give answers alloc.

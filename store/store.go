@@ -57,7 +57,7 @@ type Store struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	spillPatience, fullPatience time.Duration
+	spillPatience, fullPatience, farPatience time.Duration
 	// watch waits for a process to end; tests put their own here.
 	watch func(ctx context.Context, pid int) bool
 
@@ -69,6 +69,10 @@ type Store struct {
 	conns   map[*wire.Conn]bool
 	closed  bool
 	serving sync.WaitGroup
+
+	self      *peer                // who has the views of the store itself
+	beginning map[uint64]*gathered // copies that have no room yet
+	peering   *peering             // nil: objects of other nodes are not to be had here
 }
 
 // New makes an empty store. The caller must Close it.
@@ -92,9 +96,11 @@ func New(opts Options) *Store {
 	return &Store{
 		opts: opts, ctx: ctx, cancel: cancel,
 		at:            place{node: opts.Name, spillDir: opts.SpillDir, spillOff: opts.SpillOff, name: opts.Process},
-		spillPatience: spillPatience, fullPatience: fullPatience, watch: waitForEnd,
+		spillPatience: spillPatience, fullPatience: fullPatience, farPatience: farPatience, watch: waitForEnd,
 		ledger:  newLedger(ids, opts.Budget, opts.SpillLimit, opts.Segments),
 		sealing: map[uint64]chan struct{}{}, moved: map[uint64]chan struct{}{}, conns: map[*wire.Conn]bool{},
+		self:      &peer{holder: never, knows: map[uint64]bool{}, views: map[uint64]*view{}, makes: map[*object]bool{}},
+		beginning: map[uint64]*gathered{},
 	}
 }
 
@@ -172,6 +178,7 @@ func (s *Store) Close() {
 		}
 		discard(seg)
 	}
+	s.peering.close()
 }
 
 // unlock carries out what the ledger asked for while the lock was held.
@@ -190,6 +197,9 @@ func (s *Store) unlock() {
 	s.mu.Unlock()
 	for _, seg := range t.discard {
 		discard(seg)
+	}
+	for _, id := range t.gone {
+		s.peering.tell(&wire.Copied{Object: id, Runs: []wire.Run{}, Gone: true})
 	}
 }
 
@@ -375,6 +385,9 @@ func (s *Store) open(p *peer, ids []uint64) (a answer, wait <-chan struct{}, err
 	for i, id := range ids {
 		o := s.ledger.view(p, id, at)
 		a.opened[i] = opened{o.segment.id, o.size}
+		if o.copy != nil && o.copy.left > 0 {
+			a.partial = append(a.partial, id)
+		}
 		s.addressLocked(&a, p, o.segment)
 	}
 	a.stale, p.stale = p.stale, nil

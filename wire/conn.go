@@ -29,8 +29,9 @@ const (
 // own. So a small answer costs one system call and no hand-over, and a peer that
 // does not read cannot stop the caller.
 type Conn struct {
-	nc  net.Conn
-	raw syscall.RawConn
+	nc   net.Conn
+	raw  syscall.RawConn
+	seal *seal // of one with TLS, which has no raw
 
 	// reading: used by the one reader only
 	buf        []byte
@@ -58,7 +59,7 @@ type Conn struct {
 	polling
 }
 
-// NewConn wraps a unix or TCP stream.
+// NewConn wraps a unix or TCP stream; Sealed is for one with TLS.
 func NewConn(nc net.Conn) *Conn {
 	c := &Conn{nc: nc, buf: make([]byte, firstBuffer), limit: HelloLimit}
 	c.drained.L = &c.mu
@@ -84,7 +85,11 @@ func (c *Conn) readSome(b []byte) (int, error) {
 		return c.readPolled(b)
 	}
 	if c.raw == nil {
-		return c.nc.Read(b)
+		n, err := c.nc.Read(b)
+		if c.seal != nil && errors.Is(err, io.ErrUnexpectedEOF) {
+			err = io.EOF // of one that was killed, and could not take its leave
+		}
+		return n, err
 	}
 	c.into = b
 	err := c.raw.Read(c.take)
@@ -328,8 +333,15 @@ func (c *Conn) Flush() {
 		c.drop()
 		return
 	}
-	if len(c.queue) == 0 && (c.loop != nil || c.raw != nil) && c.writeNow() {
-		return
+	if len(c.queue) == 0 {
+		switch {
+		case c.seal != nil:
+			if c.sealNow() {
+				return
+			}
+		case (c.loop != nil || c.raw != nil) && c.writeNow():
+			return
+		}
 	}
 	if c.loop != nil {
 		c.writeQueueLocked()
@@ -368,6 +380,11 @@ func (c *Conn) writeNow() bool {
 }
 
 func (c *Conn) drain() {
+	if c.seal != nil {
+		if err := c.seal.finish(); err != nil {
+			c.fail(err)
+		}
+	}
 	for {
 		c.mu.Lock()
 		if len(c.out) > 0 {
@@ -434,7 +451,11 @@ func (c *Conn) Cut() {
 		}
 		return
 	}
-	if s, ok := c.nc.(interface {
+	nc := c.nc
+	if c.seal != nil {
+		nc = c.seal.TCPConn
+	}
+	if s, ok := nc.(interface {
 		CloseRead() error
 		CloseWrite() error
 	}); ok {

@@ -24,6 +24,8 @@ type Hello struct {
 	// Back is not 0 for one that was here before: a caller's number, 1 for a
 	// worker or an agent. It tells what it has next; see "Coming back".
 	Back uint32 `msg:"back,omitempty"`
+	// Request asks for the certificate of a node (role agent), as PEM.
+	Request []byte `msg:"request,omitempty"`
 }
 
 // Roles of a Hello.
@@ -52,10 +54,17 @@ type Welcome struct {
 	StoreDir   string `msg:"store_dir,omitempty"`
 	StoreNode  int    `msg:"store_node"`
 	StoreToken string `msg:"store_token,omitempty"`
+	// StoreApart says that no other store is reached than one's own, which gets
+	// what lies in others. PeerToken is what stores show each other (agents only).
+	StoreApart bool   `msg:"store_apart,omitempty"`
+	PeerToken  string `msg:"peer_token,omitempty"`
 	// Caller is the number of the controller that is welcomed, Epoch how many
 	// heads this session has had.
 	Caller uint32 `msg:"caller,omitempty"`
 	Epoch  uint32 `msg:"epoch,omitempty"`
+	// Cert is what Hello.Request asked for, CA whom all nodes trust, as PEM.
+	Cert []byte `msg:"cert,omitempty"`
+	CA   []byte `msg:"ca,omitempty"`
 }
 
 // Empty is the body of answers that say nothing more.
@@ -146,6 +155,11 @@ type PoolCreate struct {
 	PerNode int     `msg:"gpus_per_node"`
 	Nodes   int     `msg:"nodes"`
 	Timeout float64 `msg:"timeout"`
+	// For a backend that chooses among nodes; see backend.Want.
+	CPUs        float64           `msg:"cpus_per_node,omitempty"`
+	Strategy    string            `msg:"strategy,omitempty"`
+	Labels      map[string]string `msg:"labels,omitempty"`
+	Accelerator string            `msg:"accelerator_type,omitempty"`
 }
 
 // PoolRelease (verb pool.release): the pool goes when no cluster uses it.
@@ -237,9 +251,13 @@ type Status struct {
 
 // NodeInfo is a node and how it is.
 type NodeInfo struct {
-	Node  spec.Node `msg:"node"`
-	State string    `msg:"state"` // "joining", "up", "away", "lost"
-	Why   string    `msg:"why"`
+	Node      spec.Node `msg:"node"`
+	State     string    `msg:"state"` // "joining", "up", "suspect", "away", "lost"
+	Why       string    `msg:"why"`
+	Load      Load      `msg:"load"`
+	Far       bool      `msg:"far"`      // it joined over the network
+	SilentSec float64   `msg:"silent_s"` // how long nothing has come from it; of a far one
+	TripSec   float64   `msg:"trip_s"`   // how long its machine takes to answer; of a far one
 }
 
 // CallInfo is a call that is under way.
@@ -402,6 +420,19 @@ type Ports struct {
 	Ports []int `msg:"ports"`
 }
 
+// Ping (notice ping, either way on an agent's connection over the network) is
+// answered by Notice pong. It is sent when nothing has come for a while.
+type Ping struct {
+	Silent float64 `msg:"silent"` // seconds for which the sender has heard nothing
+}
+
+// Load (notice load) is how busy a node is, every few seconds.
+type Load struct {
+	Load      float64 `msg:"load"`      // of the last minute, as /proc/loadavg has it
+	Available uint64  `msg:"available"` // bytes of memory that can be had
+	Known     bool    `msg:"known"`
+}
+
 // Exited (notice exited) is the agent's word on a worker's end. It is sent when
 // nothing of the worker is left and its log is complete.
 type Exited struct {
@@ -460,7 +491,8 @@ type StoreStatus struct {
 type StoreObject struct {
 	Object uint64      `msg:"object"`
 	Bytes  uint64      `msg:"bytes"`
-	State  string      `msg:"state"` // "writing", "sealed", "spilled", "broken"
+	Here   uint64      `msg:"here"`  // those of them that are here: fewer of a copy of which a part was needed
+	State  string      `msg:"state"` // "writing", "sealed", "spilled", "broken", "copy"
 	What   string      `msg:"what"`
 	Maker  uint64      `msg:"maker"` // a holder
 	Held   bool        `msg:"held"`  // somebody has a handle, says the head

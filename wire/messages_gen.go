@@ -1375,8 +1375,8 @@ func (z *Failed) Msgsize() (s int) {
 func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(13)
-	var zb0001Mask uint16 /* 13 bits */
+	zb0001Len := uint32(14)
+	var zb0001Mask uint16 /* 14 bits */
 	_ = zb0001Mask
 	if z.Worker == 0 {
 		zb0001Len--
@@ -1401,6 +1401,10 @@ func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Back == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x1000
+	}
+	if z.Request == nil {
+		zb0001Len--
+		zb0001Mask |= 0x2000
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -1469,6 +1473,11 @@ func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "back"
 			o = append(o, 0xa4, 0x62, 0x61, 0x63, 0x6b)
 			o = msgp.AppendUint32(o, z.Back)
+		}
+		if (zb0001Mask & 0x2000) == 0 { // if not omitted
+			// string "request"
+			o = append(o, 0xa7, 0x72, 0x65, 0x71, 0x75, 0x65, 0x73, 0x74)
+			o = msgp.AppendBytes(o, z.Request)
 		}
 	}
 	return
@@ -1581,6 +1590,12 @@ func (z *Hello) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Back")
 				return
 			}
+		case "request":
+			z.Request, bts, err = msgp.ReadBytesBytes(bts, z.Request)
+			if err != nil {
+				err = msgp.WrapError(err, "Request")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1601,7 +1616,7 @@ func (z *Hello) Msgsize() (s int) {
 	} else {
 		s += z.Node.Msgsize()
 	}
-	s += 8 + msgp.StringPrefixSize + len(z.Virtual) + 8 + z.Runtime.Msgsize() + 10 + msgp.IntSize + 7 + msgp.Uint64Size + 5 + msgp.Uint32Size
+	s += 8 + msgp.StringPrefixSize + len(z.Virtual) + 8 + z.Runtime.Msgsize() + 10 + msgp.IntSize + 7 + msgp.Uint64Size + 5 + msgp.Uint32Size + 8 + msgp.BytesPrefixSize + len(z.Request)
 	return
 }
 
@@ -1826,6 +1841,76 @@ func (z *Lent) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z Lent) Msgsize() (s int) {
 	s = 1 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z Load) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "load"
+	o = append(o, 0x83, 0xa4, 0x6c, 0x6f, 0x61, 0x64)
+	o = msgp.AppendFloat64(o, z.Load)
+	// string "available"
+	o = append(o, 0xa9, 0x61, 0x76, 0x61, 0x69, 0x6c, 0x61, 0x62, 0x6c, 0x65)
+	o = msgp.AppendUint64(o, z.Available)
+	// string "known"
+	o = append(o, 0xa5, 0x6b, 0x6e, 0x6f, 0x77, 0x6e)
+	o = msgp.AppendBool(o, z.Known)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Load) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "load":
+			z.Load, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Load")
+				return
+			}
+		case "available":
+			z.Available, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Available")
+				return
+			}
+		case "known":
+			z.Known, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Known")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Load) Msgsize() (s int) {
+	s = 1 + 5 + msgp.Float64Size + 10 + msgp.Uint64Size + 6 + msgp.BoolSize
 	return
 }
 
@@ -2121,9 +2206,9 @@ func (z Moving) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 3
+	// map header, size 7
 	// string "node"
-	o = append(o, 0x83, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+	o = append(o, 0x87, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
 	o, err = z.Node.MarshalMsg(o)
 	if err != nil {
 		err = msgp.WrapError(err, "Node")
@@ -2135,6 +2220,27 @@ func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "why"
 	o = append(o, 0xa3, 0x77, 0x68, 0x79)
 	o = msgp.AppendString(o, z.Why)
+	// string "load"
+	o = append(o, 0xa4, 0x6c, 0x6f, 0x61, 0x64)
+	// map header, size 3
+	// string "load"
+	o = append(o, 0x83, 0xa4, 0x6c, 0x6f, 0x61, 0x64)
+	o = msgp.AppendFloat64(o, z.Load.Load)
+	// string "available"
+	o = append(o, 0xa9, 0x61, 0x76, 0x61, 0x69, 0x6c, 0x61, 0x62, 0x6c, 0x65)
+	o = msgp.AppendUint64(o, z.Load.Available)
+	// string "known"
+	o = append(o, 0xa5, 0x6b, 0x6e, 0x6f, 0x77, 0x6e)
+	o = msgp.AppendBool(o, z.Load.Known)
+	// string "far"
+	o = append(o, 0xa3, 0x66, 0x61, 0x72)
+	o = msgp.AppendBool(o, z.Far)
+	// string "silent_s"
+	o = append(o, 0xa8, 0x73, 0x69, 0x6c, 0x65, 0x6e, 0x74, 0x5f, 0x73)
+	o = msgp.AppendFloat64(o, z.SilentSec)
+	// string "trip_s"
+	o = append(o, 0xa6, 0x74, 0x72, 0x69, 0x70, 0x5f, 0x73)
+	o = msgp.AppendFloat64(o, z.TripSec)
 	return
 }
 
@@ -2174,6 +2280,65 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Why")
 				return
 			}
+		case "load":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Load")
+				return
+			}
+			for zb0002 > 0 {
+				zb0002--
+				field, bts, err = msgp.ReadMapKeyZC(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Load")
+					return
+				}
+				switch msgp.UnsafeString(field) {
+				case "load":
+					z.Load.Load, bts, err = msgp.ReadFloat64Bytes(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Load", "Load")
+						return
+					}
+				case "available":
+					z.Load.Available, bts, err = msgp.ReadUint64Bytes(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Load", "Available")
+						return
+					}
+				case "known":
+					z.Load.Known, bts, err = msgp.ReadBoolBytes(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Load", "Known")
+						return
+					}
+				default:
+					bts, err = msgp.Skip(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Load")
+						return
+					}
+				}
+			}
+		case "far":
+			z.Far, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Far")
+				return
+			}
+		case "silent_s":
+			z.SilentSec, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "SilentSec")
+				return
+			}
+		case "trip_s":
+			z.TripSec, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "TripSec")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2188,7 +2353,7 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *NodeInfo) Msgsize() (s int) {
-	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why)
+	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why) + 5 + 1 + 5 + msgp.Float64Size + 10 + msgp.Uint64Size + 6 + msgp.BoolSize + 4 + msgp.BoolSize + 9 + msgp.Float64Size + 7 + msgp.Float64Size
 	return
 }
 
@@ -2433,6 +2598,58 @@ func (z *Objects) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z Ping) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "silent"
+	o = append(o, 0x81, 0xa6, 0x73, 0x69, 0x6c, 0x65, 0x6e, 0x74)
+	o = msgp.AppendFloat64(o, z.Silent)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Ping) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "silent":
+			z.Silent, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Silent")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Ping) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Float64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *PlanAnswer) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 3
@@ -2615,18 +2832,67 @@ func (z *PlanRequest) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
-func (z PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
+func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 3
-	// string "gpus_per_node"
-	o = append(o, 0x83, 0xad, 0x67, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
-	o = msgp.AppendInt(o, z.PerNode)
-	// string "nodes"
-	o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
-	o = msgp.AppendInt(o, z.Nodes)
-	// string "timeout"
-	o = append(o, 0xa7, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
-	o = msgp.AppendFloat64(o, z.Timeout)
+	// check for omitted fields
+	zb0001Len := uint32(7)
+	var zb0001Mask uint8 /* 7 bits */
+	_ = zb0001Mask
+	if z.CPUs == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x8
+	}
+	if z.Strategy == "" {
+		zb0001Len--
+		zb0001Mask |= 0x10
+	}
+	if z.Labels == nil {
+		zb0001Len--
+		zb0001Mask |= 0x20
+	}
+	if z.Accelerator == "" {
+		zb0001Len--
+		zb0001Mask |= 0x40
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "gpus_per_node"
+		o = append(o, 0xad, 0x67, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
+		o = msgp.AppendInt(o, z.PerNode)
+		// string "nodes"
+		o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
+		o = msgp.AppendInt(o, z.Nodes)
+		// string "timeout"
+		o = append(o, 0xa7, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
+		o = msgp.AppendFloat64(o, z.Timeout)
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
+			// string "cpus_per_node"
+			o = append(o, 0xad, 0x63, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x6e, 0x6f, 0x64, 0x65)
+			o = msgp.AppendFloat64(o, z.CPUs)
+		}
+		if (zb0001Mask & 0x10) == 0 { // if not omitted
+			// string "strategy"
+			o = append(o, 0xa8, 0x73, 0x74, 0x72, 0x61, 0x74, 0x65, 0x67, 0x79)
+			o = msgp.AppendString(o, z.Strategy)
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "labels"
+			o = append(o, 0xa6, 0x6c, 0x61, 0x62, 0x65, 0x6c, 0x73)
+			o = msgp.AppendMapHeader(o, uint32(len(z.Labels)))
+			for za0001, za0002 := range z.Labels {
+				o = msgp.AppendString(o, za0001)
+				o = msgp.AppendString(o, za0002)
+			}
+		}
+		if (zb0001Mask & 0x40) == 0 { // if not omitted
+			// string "accelerator_type"
+			o = append(o, 0xb0, 0x61, 0x63, 0x63, 0x65, 0x6c, 0x65, 0x72, 0x61, 0x74, 0x6f, 0x72, 0x5f, 0x74, 0x79, 0x70, 0x65)
+			o = msgp.AppendString(o, z.Accelerator)
+		}
+	}
 	return
 }
 
@@ -2666,6 +2932,52 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Timeout")
 				return
 			}
+		case "cpus_per_node":
+			z.CPUs, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "CPUs")
+				return
+			}
+		case "strategy":
+			z.Strategy, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Strategy")
+				return
+			}
+		case "labels":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Labels")
+				return
+			}
+			if z.Labels == nil {
+				z.Labels = make(map[string]string, zb0002)
+			} else if len(z.Labels) > 0 {
+				clear(z.Labels)
+			}
+			for zb0002 > 0 {
+				var za0002 string
+				zb0002--
+				var za0001 string
+				za0001, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Labels")
+					return
+				}
+				za0002, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Labels", za0001)
+					return
+				}
+				z.Labels[za0001] = za0002
+			}
+		case "accelerator_type":
+			z.Accelerator, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Accelerator")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2679,8 +2991,15 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 }
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
-func (z PoolCreate) Msgsize() (s int) {
-	s = 1 + 14 + msgp.IntSize + 6 + msgp.IntSize + 8 + msgp.Float64Size
+func (z *PoolCreate) Msgsize() (s int) {
+	s = 1 + 14 + msgp.IntSize + 6 + msgp.IntSize + 8 + msgp.Float64Size + 14 + msgp.Float64Size + 9 + msgp.StringPrefixSize + len(z.Strategy) + 7 + msgp.MapHeaderSize
+	if z.Labels != nil {
+		for za0001, za0002 := range z.Labels {
+			_ = za0002
+			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
+		}
+	}
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator)
 	return
 }
 
@@ -3430,20 +3749,11 @@ func (z *Status) MarshalMsg(b []byte) (o []byte, err error) {
 	o = append(o, 0xa5, 0x6e, 0x6f, 0x64, 0x65, 0x73)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Nodes)))
 	for za0001 := range z.Nodes {
-		// map header, size 3
-		// string "node"
-		o = append(o, 0x83, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
-		o, err = z.Nodes[za0001].Node.MarshalMsg(o)
+		o, err = z.Nodes[za0001].MarshalMsg(o)
 		if err != nil {
-			err = msgp.WrapError(err, "Nodes", za0001, "Node")
+			err = msgp.WrapError(err, "Nodes", za0001)
 			return
 		}
-		// string "state"
-		o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
-		o = msgp.AppendString(o, z.Nodes[za0001].State)
-		// string "why"
-		o = append(o, 0xa3, 0x77, 0x68, 0x79)
-		o = msgp.AppendString(o, z.Nodes[za0001].Why)
 	}
 	// string "pools"
 	o = append(o, 0xa5, 0x70, 0x6f, 0x6f, 0x6c, 0x73)
@@ -3557,58 +3867,23 @@ func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				z.Nodes = make([]NodeInfo, zb0002)
 			}
 			for za0001 := range z.Nodes {
-				var zb0003 uint32
-				zb0003, bts, err = msgp.ReadMapHeaderBytes(bts)
+				bts, err = z.Nodes[za0001].UnmarshalMsg(bts)
 				if err != nil {
 					err = msgp.WrapError(err, "Nodes", za0001)
 					return
 				}
-				for zb0003 > 0 {
-					zb0003--
-					field, bts, err = msgp.ReadMapKeyZC(bts)
-					if err != nil {
-						err = msgp.WrapError(err, "Nodes", za0001)
-						return
-					}
-					switch msgp.UnsafeString(field) {
-					case "node":
-						bts, err = z.Nodes[za0001].Node.UnmarshalMsg(bts)
-						if err != nil {
-							err = msgp.WrapError(err, "Nodes", za0001, "Node")
-							return
-						}
-					case "state":
-						z.Nodes[za0001].State, bts, err = msgp.ReadStringBytes(bts)
-						if err != nil {
-							err = msgp.WrapError(err, "Nodes", za0001, "State")
-							return
-						}
-					case "why":
-						z.Nodes[za0001].Why, bts, err = msgp.ReadStringBytes(bts)
-						if err != nil {
-							err = msgp.WrapError(err, "Nodes", za0001, "Why")
-							return
-						}
-					default:
-						bts, err = msgp.Skip(bts)
-						if err != nil {
-							err = msgp.WrapError(err, "Nodes", za0001)
-							return
-						}
-					}
-				}
 			}
 		case "pools":
-			var zb0004 uint32
-			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Pools")
 				return
 			}
-			if cap(z.Pools) >= int(zb0004) {
-				z.Pools = (z.Pools)[:zb0004]
+			if cap(z.Pools) >= int(zb0003) {
+				z.Pools = (z.Pools)[:zb0003]
 			} else {
-				z.Pools = make([]spec.Pool, zb0004)
+				z.Pools = make([]spec.Pool, zb0003)
 			}
 			for za0002 := range z.Pools {
 				bts, err = z.Pools[za0002].UnmarshalMsg(bts)
@@ -3618,16 +3893,16 @@ func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				}
 			}
 		case "clusters":
-			var zb0005 uint32
-			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Clusters")
 				return
 			}
-			if cap(z.Clusters) >= int(zb0005) {
-				z.Clusters = (z.Clusters)[:zb0005]
+			if cap(z.Clusters) >= int(zb0004) {
+				z.Clusters = (z.Clusters)[:zb0004]
 			} else {
-				z.Clusters = make([]ClusterInfo, zb0005)
+				z.Clusters = make([]ClusterInfo, zb0004)
 			}
 			for za0003 := range z.Clusters {
 				bts, err = z.Clusters[za0003].UnmarshalMsg(bts)
@@ -3637,16 +3912,16 @@ func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				}
 			}
 		case "calls":
-			var zb0006 uint32
-			zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			var zb0005 uint32
+			zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Calls")
 				return
 			}
-			if cap(z.Calls) >= int(zb0006) {
-				z.Calls = (z.Calls)[:zb0006]
+			if cap(z.Calls) >= int(zb0005) {
+				z.Calls = (z.Calls)[:zb0005]
 			} else {
-				z.Calls = make([]CallInfo, zb0006)
+				z.Calls = make([]CallInfo, zb0005)
 			}
 			for za0004 := range z.Calls {
 				bts, err = z.Calls[za0004].UnmarshalMsg(bts)
@@ -3671,7 +3946,7 @@ func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
 func (z *Status) Msgsize() (s int) {
 	s = 1 + 8 + msgp.StringPrefixSize + len(z.Session) + 8 + msgp.StringPrefixSize + len(z.Release) + 4 + msgp.IntSize + 6 + msgp.IntSize + 7 + msgp.StringPrefixSize + len(z.Script) + 5 + msgp.Float64Size + 8 + msgp.StringPrefixSize + len(z.LogDir) + 8 + msgp.StringPrefixSize + len(z.Virtual) + 6 + msgp.ArrayHeaderSize
 	for za0001 := range z.Nodes {
-		s += 1 + 5 + z.Nodes[za0001].Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.Nodes[za0001].State) + 4 + msgp.StringPrefixSize + len(z.Nodes[za0001].Why)
+		s += z.Nodes[za0001].Msgsize()
 	}
 	s += 6 + msgp.ArrayHeaderSize
 	for za0002 := range z.Pools {
@@ -3831,13 +4106,16 @@ func (z *Stop) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *StoreObject) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 8
+	// map header, size 9
 	// string "object"
-	o = append(o, 0x88, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
+	o = append(o, 0x89, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
 	o = msgp.AppendUint64(o, z.Object)
 	// string "bytes"
 	o = append(o, 0xa5, 0x62, 0x79, 0x74, 0x65, 0x73)
 	o = msgp.AppendUint64(o, z.Bytes)
+	// string "here"
+	o = append(o, 0xa4, 0x68, 0x65, 0x72, 0x65)
+	o = msgp.AppendUint64(o, z.Here)
 	// string "state"
 	o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x74, 0x65)
 	o = msgp.AppendString(o, z.State)
@@ -3899,6 +4177,12 @@ func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			z.Bytes, bts, err = msgp.ReadUint64Bytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Bytes")
+				return
+			}
+		case "here":
+			z.Here, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Here")
 				return
 			}
 		case "state":
@@ -3999,7 +4283,7 @@ func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *StoreObject) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
+	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 5 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
 	return
 }
 
@@ -4462,8 +4746,8 @@ func (z Warning) Msgsize() (s int) {
 func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(13)
-	var zb0001Mask uint16 /* 13 bits */
+	zb0001Len := uint32(17)
+	var zb0001Mask uint32 /* 17 bits */
 	_ = zb0001Mask
 	if z.Token == "" {
 		zb0001Len--
@@ -4481,16 +4765,32 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 		zb0001Len--
 		zb0001Mask |= 0x400
 	}
-	if z.Caller == 0 {
+	if z.StoreApart == false {
 		zb0001Len--
 		zb0001Mask |= 0x800
 	}
-	if z.Epoch == 0 {
+	if z.PeerToken == "" {
 		zb0001Len--
 		zb0001Mask |= 0x1000
 	}
+	if z.Caller == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x2000
+	}
+	if z.Epoch == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x4000
+	}
+	if z.Cert == nil {
+		zb0001Len--
+		zb0001Mask |= 0x8000
+	}
+	if z.CA == nil {
+		zb0001Len--
+		zb0001Mask |= 0x10000
+	}
 	// variable map header, size zb0001Len
-	o = append(o, 0x80|uint8(zb0001Len))
+	o = msgp.AppendMapHeader(o, zb0001Len)
 
 	// skip if no fields are to be emitted
 	if zb0001Len != 0 {
@@ -4536,14 +4836,34 @@ func (z *Welcome) MarshalMsg(b []byte) (o []byte, err error) {
 			o = msgp.AppendString(o, z.StoreToken)
 		}
 		if (zb0001Mask & 0x800) == 0 { // if not omitted
+			// string "store_apart"
+			o = append(o, 0xab, 0x73, 0x74, 0x6f, 0x72, 0x65, 0x5f, 0x61, 0x70, 0x61, 0x72, 0x74)
+			o = msgp.AppendBool(o, z.StoreApart)
+		}
+		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+			// string "peer_token"
+			o = append(o, 0xaa, 0x70, 0x65, 0x65, 0x72, 0x5f, 0x74, 0x6f, 0x6b, 0x65, 0x6e)
+			o = msgp.AppendString(o, z.PeerToken)
+		}
+		if (zb0001Mask & 0x2000) == 0 { // if not omitted
 			// string "caller"
 			o = append(o, 0xa6, 0x63, 0x61, 0x6c, 0x6c, 0x65, 0x72)
 			o = msgp.AppendUint32(o, z.Caller)
 		}
-		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+		if (zb0001Mask & 0x4000) == 0 { // if not omitted
 			// string "epoch"
 			o = append(o, 0xa5, 0x65, 0x70, 0x6f, 0x63, 0x68)
 			o = msgp.AppendUint32(o, z.Epoch)
+		}
+		if (zb0001Mask & 0x8000) == 0 { // if not omitted
+			// string "cert"
+			o = append(o, 0xa4, 0x63, 0x65, 0x72, 0x74)
+			o = msgp.AppendBytes(o, z.Cert)
+		}
+		if (zb0001Mask & 0x10000) == 0 { // if not omitted
+			// string "ca"
+			o = append(o, 0xa2, 0x63, 0x61)
+			o = msgp.AppendBytes(o, z.CA)
 		}
 	}
 	return
@@ -4633,6 +4953,18 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "StoreToken")
 				return
 			}
+		case "store_apart":
+			z.StoreApart, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "StoreApart")
+				return
+			}
+		case "peer_token":
+			z.PeerToken, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "PeerToken")
+				return
+			}
 		case "caller":
 			z.Caller, bts, err = msgp.ReadUint32Bytes(bts)
 			if err != nil {
@@ -4643,6 +4975,18 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			z.Epoch, bts, err = msgp.ReadUint32Bytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Epoch")
+				return
+			}
+		case "cert":
+			z.Cert, bts, err = msgp.ReadBytesBytes(bts, z.Cert)
+			if err != nil {
+				err = msgp.WrapError(err, "Cert")
+				return
+			}
+		case "ca":
+			z.CA, bts, err = msgp.ReadBytesBytes(bts, z.CA)
+			if err != nil {
+				err = msgp.WrapError(err, "CA")
 				return
 			}
 		default:
@@ -4659,7 +5003,7 @@ func (z *Welcome) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Welcome) Msgsize() (s int) {
-	s = 1 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken) + 7 + msgp.Uint32Size + 6 + msgp.Uint32Size
+	s = 3 + 8 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Release) + 8 + msgp.StringPrefixSize + len(z.Session) + 6 + msgp.StringPrefixSize + len(z.Token) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.StringPrefixSize + len(z.LogDir) + 4 + msgp.IntSize + 7 + msgp.Uint64Size + 10 + msgp.StringPrefixSize + len(z.StoreDir) + 11 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.StoreToken) + 12 + msgp.BoolSize + 11 + msgp.StringPrefixSize + len(z.PeerToken) + 7 + msgp.Uint32Size + 6 + msgp.Uint32Size + 5 + msgp.BytesPrefixSize + len(z.Cert) + 3 + msgp.BytesPrefixSize + len(z.CA)
 	return
 }
 

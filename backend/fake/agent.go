@@ -1,6 +1,8 @@
 package fake
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,9 +13,12 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/secure"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
+
+const dialBound = time.Second
 
 var errKilled = errors.New("killed by SIGKILL")
 
@@ -28,6 +33,7 @@ type Agent struct {
 	// handling: the reader is between frames of a burst and will flush, so that
 	// the answers of a node's workers leave in one write.
 	handling atomic.Bool
+	mute     atomic.Bool // it answers no pings
 
 	mu       sync.Mutex
 	dialling *wire.Conn // the last one
@@ -182,7 +188,7 @@ func (a *Agent) dial(back uint32) (*wire.Conn, error) {
 	a.until = time.Now().Add(time.Duration(a.join.Grace * float64(time.Second)))
 	a.mu.Unlock()
 	for {
-		conn, err := wire.Dial(a.join.Head)
+		conn, err := a.connect()
 		if err == nil {
 			a.mu.Lock()
 			a.dialling = conn // so that Kill finds it
@@ -203,6 +209,21 @@ func (a *Agent) dial(back uint32) (*wire.Conn, error) {
 			return nil, err
 		}
 	}
+}
+
+// connect reaches the head: by its socket, or over the network.
+func (a *Agent) connect() (*wire.Conn, error) {
+	if len(a.join.Hosts) == 0 {
+		return wire.Dial(a.join.Head)
+	}
+	var secret *tls.Config
+	if a.join.Transport != backend.Plain {
+		var err error
+		if secret, err = secure.Pinned(a.join.Pin); err != nil {
+			return nil, err
+		}
+	}
+	return wire.DialFar(context.Background(), a.join.Hosts, secret, dialBound)
 }
 
 // ends says that there is no head to wait for.
@@ -308,7 +329,7 @@ func (a *Agent) node() spec.Node {
 	if a.script.Node != nil {
 		node = a.script.Node(a.join)
 	}
-	node.Index, node.Name = a.join.Node, a.join.Name
+	node.Index, node.Name, node.Life = a.join.Node, a.join.Name, fmt.Sprintf("%p", a)
 	return node
 }
 
@@ -330,18 +351,40 @@ func (a *Agent) handle(f *wire.Frame) {
 			answer, err = a.request(verb, body)
 		}
 		a.respond(f.ID, answer, err)
-	case f.Kind == wire.KindNotice && a.script.Objects != nil:
-		var o wire.Objects
-		verb, body, err := wire.ReadVerb(f.Body)
-		if err == nil {
-			_, err = o.UnmarshalMsg(body)
-		}
-		if err != nil || verb != "objects" {
-			panic(fmt.Sprintf("a notice %q that cannot be read: %v", verb, err))
-		}
-		a.script.Objects(a.join.Node, o)
+	case f.Kind == wire.KindNotice:
+		a.notice(f)
 	}
 }
+
+func (a *Agent) notice(f *wire.Frame) {
+	var o wire.Objects
+	verb, body, err := wire.ReadVerb(f.Body)
+	switch {
+	case err != nil:
+	case verb == "ping":
+		if conn := a.current(); conn != nil && !a.mute.Load() {
+			_ = wire.Notify(conn, "pong", &wire.Empty{})
+		}
+		return
+	case verb == "sources" && a.script.Sources != nil:
+		var s wire.Sources
+		if _, err = s.UnmarshalMsg(body); err == nil {
+			a.script.Sources(a.join.Node, s)
+			return
+		}
+	case verb == "pong", a.script.Objects == nil:
+		return
+	default:
+		_, err = o.UnmarshalMsg(body)
+	}
+	if err != nil || verb != "objects" {
+		panic(fmt.Sprintf("a notice %q that cannot be read: %v", verb, err))
+	}
+	a.script.Objects(a.join.Node, o)
+}
+
+// Mute has the agent answer pings no more, or again.
+func (a *Agent) Mute(on bool) { a.mute.Store(on) }
 
 // fanout gives one frame to many links.
 func (a *Agent) fanout(f *wire.Frame) {

@@ -19,8 +19,8 @@ type Script struct {
 	// Node reports a node; by default it has 8 cores and the virtual devices
 	// that it is told to have (none where it should look for real ones).
 	Node func(join backend.Join) spec.Node
-	// Launch can refuse to launch an agent.
-	Launch func(join backend.Join) error
+	// Launch can refuse to launch an agent, or change what it is told.
+	Launch func(join *backend.Join) error
 	// Class is what workers say they are.
 	Class spec.Description
 	// Begin is a worker's start, once its call connection is welcomed; by
@@ -38,6 +38,8 @@ type Script struct {
 	Stack func(w *Worker) string
 	// Objects is told what the head tells a node's store.
 	Objects func(node int, o wire.Objects)
+	// Sources is told whom the head sends a node's store to.
+	Sources func(node int, s wire.Sources)
 	// Holds is what a worker that comes back says it knows of, Stored what the
 	// store of a node has; by default nothing.
 	Holds  func(w *Worker) []wire.Released
@@ -53,6 +55,7 @@ type Script struct {
 type Backend struct {
 	nodes  int
 	script Script
+	net    bool
 
 	mu     sync.Mutex
 	agents map[int]*Agent
@@ -62,6 +65,19 @@ type Backend struct {
 func New(nodes int, s Script) *Backend {
 	return &Backend{nodes: nodes, script: s, agents: map[int]*Agent{}}
 }
+
+// OverNet has the agents join as those of other machines do, over the loopback
+// device.
+func (b *Backend) OverNet() *Backend {
+	b.net = true
+	return b
+}
+
+// Far says that agents join over the network.
+func (b *Backend) Far() bool { return b.net }
+
+// Host is where they find the head.
+func (b *Backend) Host() string { return "127.0.0.1" }
 
 // Nodes names the nodes node-0 and so on.
 func (b *Backend) Nodes(context.Context) ([]string, error) {
@@ -78,7 +94,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 		return nil, err
 	}
 	if b.script.Launch != nil {
-		if err := b.script.Launch(join); err != nil {
+		if err := b.script.Launch(&join); err != nil {
 			return nil, err
 		}
 	}

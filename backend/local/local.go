@@ -26,6 +26,7 @@ type Backend struct {
 	reaper *process.Reaper
 	binary string
 	nodes  int
+	net    bool
 }
 
 // New makes a backend of so many virtual nodes; 0 means one node, the machine
@@ -37,6 +38,18 @@ func New(reaper *process.Reaper, binary string, nodes int) *Backend {
 	}
 	return &Backend{reaper: reaper, binary: binary, nodes: nodes}
 }
+
+// OverNet has the nodes join as other machines do, over the loopback device.
+func (b *Backend) OverNet() *Backend {
+	b.net = true
+	return b
+}
+
+// Far says that nodes join over the network.
+func (b *Backend) Far() bool { return b.net }
+
+// Host is where they find the head.
+func (b *Backend) Host() string { return "127.0.0.1" }
 
 // Nodes names the nodes: node-0 and so on, or the machine.
 func (b *Backend) Nodes(context.Context) ([]string, error) {

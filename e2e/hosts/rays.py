@@ -112,7 +112,7 @@ class Ray:
             if host == self.head
             else [f"--address={self.address}"]
         )
-        flags = [f"--node-ip-address={at.address}", *self._flags, *self._own[host]]
+        flags = [f"--node-ip-address={at.address}", *self._flags, *self._own.get(host, [])]
         env = {k: v for k, v in self.env.items() if k != "RAY_ADDRESS"}
         # Into a file: what Ray starts keeps what it is given open.
         log = at.path(at.scratch) / "ray-start.log"

@@ -94,29 +94,49 @@ class Block:
         """What lies in the object."""
         header = self._header
         if header is None:
-            header = self._header = _layout.read_header(self.content())
+            content, source = self.content(), self.source
+            need = source.need if source is not None and source.partial else None
+            header = self._header = _layout.read_header(content, need)
         return header
 
-    def _column(self, name: str) -> Column:
+    def _column(self, name: str, some: Sequence[range | Index] | None = None) -> Column:
+        """A column, of which these rows are read; None: all."""
         content = self.content()  # held while it is read, so that it is opened once
         header = self.header()
         if name not in header.columns:
             raise ProtocolError(f"an object of a batch has no column {name!r}: {self.names()}")
-        return _layout.load(content, header, name)
+        source = self.source
+        if source is None or not source.partial:
+            return _layout.load(content, header, name)
+        spec = header.columns[name]
+        source.need(_layout.loading(spec))
+        column = _layout.load(content, header, name)
+        for rows in some or ():
+            check_rows(name, column, rows)
+        source.need(
+            _layout.reading(header, spec, column, [range(len(column))] if some is None else some)
+        )
+        return column
 
     def _stored(self, name: str, rows: range | Index) -> Column:
-        column = self._column(name)
+        column = self._column(name, [rows])
         check_rows(name, column, rows)
         return column.take(rows)
 
+    def ensure(self, name: str, rows: range | Index) -> None:
+        """Have some rows of a column here, for who reads them by `device_address`."""
+        self._column(name, [rows])
+
     # --- reading -------------------------------------------------------------------------
 
-    def whole(self, name: str, pickle: str | None) -> Column | None:
-        """All rows as a column; None for a given list where ``pickle`` is None, because to
-        draft that may pickle."""
+    def whole(
+        self, name: str, pickle: str | None, some: Sequence[range | Index] | None = None
+    ) -> Column | None:
+        """All rows as a column, of which these are read (None: all); None for a given list where
+        ``pickle`` is None, because to draft that may pickle."""
         given = self._given
         if given is None:
-            return self._column(name)
+            return self._column(name, some)
         value = given[name]
         if pickle is None and (isinstance(value, list) or _of_objects(value)):
             return None
@@ -135,7 +155,9 @@ class Block:
         if given is not None:
             return _some(given[name], rows)
         if type(rows) is range:
-            content = self.content()
+            content, source = self.content(), self.source
+            if source is not None and source.partial:
+                return self._stored(name, rows).value()
             value = _layout.plain_rows(content, self.header(), name, rows.start, rows.stop)
             if value is not None:
                 return value
@@ -225,9 +247,12 @@ def _wholes(
 ) -> list[tuple[Column, range | Index]] | None:
     """The pieces as rows of columns; None where those cannot be joined as they are."""
     columns: dict[int, Column] = {}
+    read: dict[int, list[range | Index]] = {}
+    for block, rows in pieces:
+        read.setdefault(id(block), []).append(rows)
     for block, rows in pieces:
         if id(block) not in columns:
-            column = block.whole(stored, pickle)
+            column = block.whole(stored, pickle, read[id(block)])
             if column is None:
                 return None
             columns[id(block)] = column

@@ -65,6 +65,7 @@ class Cluster:
             working_dir=config.working_dir,
             py_modules=config.py_modules,
             preload=config.preload,
+            ray=config.ray,
         )
         spec["runtime"]["command"] = command_of(worker_cls)
         spec["config"] = encode_config(config)

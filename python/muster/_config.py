@@ -84,6 +84,8 @@ class WorkerConfig:
     restart_window: float | None = None
     #: Lets the devices of one worker lie on several nodes.
     span_nodes: bool = False
+    #: "inherit" gives the workers Ray's token, so that they can use Ray themselves.
+    ray: str = ""
 
     def shape(self) -> dict[str, int]:
         """The parallel sizes asked for; 0 where nobody said anything."""

@@ -139,6 +139,7 @@ def init(
     address: str | None = None,
     virtual: str | None = None,
     *,
+    backend: str | None = None,
     log_to_stderr: bool | None = None,
     progress: bool | None = None,
     timeout: float = 60.0,
@@ -147,9 +148,12 @@ def init(
 
     Whatever needs a head calls this by itself, so a script calls it only to
     choose: ``virtual="4x8"`` gives 4 nodes of 8 virtual GPUs on this machine
-    (``"4x8+relay"`` also sends calls through the nodes' agents, as between
-    machines); ``address`` names the socket, or its folder, of a head that runs
+    (``"4x8+relay"`` also sends calls through the nodes' agents, ``"4x8+net"`` has
+    them join over TCP as between machines); ``address`` names the socket, or its folder, of a head that runs
     already. Both default to the environment: MUSTER_VIRTUAL, MUSTER_ADDRESS.
+
+    ``backend="ray"`` (or MUSTER_BACKEND=ray) takes nodes from a Ray cluster; ``address``
+    is then that of its GCS, and by default RAY_ADDRESS or the Ray of this machine.
 
     ``log_to_stderr`` has the workers' output shown here, each line with its
     worker's name (the default); ``progress`` has starts shown (by default where
@@ -160,6 +164,7 @@ def init(
     given: dict[str, Any] = {
         "address": address,
         "virtual": virtual,
+        "backend": backend,
         "log_to_stderr": log_to_stderr,
         "progress": progress,
     }
@@ -180,20 +185,26 @@ def init(
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """What was asked for, with the environment and the defaults filled in."""
     address, virtual = given["address"] or "", given["virtual"] or ""
-    if address and virtual:
+    backend = given["backend"] or ""
+    if backend not in ("", "local", "ray"):
+        raise ValueError(f"backend={backend!r}; nodes come from 'local' (this machine) or 'ray'")
+    if address and virtual and backend != "ray":
         raise ValueError(
             "virtual says what an embedded head pretends to have; the head at an address has "
             "its own nodes. Give one of the two"
         )
-    if not virtual:
+    if not virtual and not backend:
         address = address or os.environ.get("MUSTER_ADDRESS", "")
-    if not address:
+    if not address or backend == "ray":
         virtual = virtual or os.environ.get("MUSTER_VIRTUAL", "")
+    if not address:
+        backend = backend or os.environ.get("MUSTER_BACKEND", "")
     logs = given["log_to_stderr"] is not False
     progress = logs if given["progress"] is None else bool(given["progress"])
     return {
-        "address": os.fspath(address),
+        "address": os.fspath(address),  # of a head; with backend="ray", of Ray
         "virtual": virtual,
+        "backend": backend or "local",
         "log_to_stderr": logs,
         "progress": progress,
     }
@@ -288,7 +299,8 @@ def _refuse_if_misplaced(what: str) -> None:
 def _open_session(settings: dict[str, Any], timeout: float) -> Session:
     announce_main()
     runtime = describe_runtime()
-    session = (_join if settings["address"] else _embed)(settings, runtime, timeout)
+    joins = settings["address"] and settings["backend"] != "ray"
+    session = (_join if joins else _embed)(settings, runtime, timeout)
     session.connection.comeback.say = session.show
     session.connection.comeback.begin()
     try:
@@ -307,7 +319,11 @@ def _open_session(settings: dict[str, Any], timeout: float) -> Session:
 
 def _embed(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) -> Session:
     hello = Hello(_wire.ROLE_OWNER, "", virtual=settings["virtual"], runtime=runtime)
-    embedded = Embedded(find_binary(), hello)
+    options = ["--backend", settings["backend"]]
+    if settings["backend"] == "ray":  # what starts the bridge to it
+        options += ["--ray-address", settings["address"]]
+        options += ["--python", runtime["python"], "--package", runtime["package"]]
+    embedded = Embedded(find_binary(), hello, options)
     try:
         stream, welcome = embedded.welcome(timeout)
     except BaseException as error:

@@ -111,6 +111,7 @@ class Copies:
         if not _register(self._torch, address, length, owner):
             return None
         self._held.append(owner)
+        block.ensure(name, rows)
         return _layout.load(_at(address, block.source.nbytes), block.header(), name).take(rows)
 
     def _copied(self, arrays: list[Any], type: str) -> Any:

@@ -17,6 +17,8 @@ from . import _errors, _values
 #: Options of -X that change how code runs.
 _X_OPTIONS = ("dev", "utf8", "faulthandler", "frozen_modules", "int_max_str_digits")
 _HEAD_GRACE = 30.0
+#: What workers do not need unless they use Ray themselves.
+_RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _LETTERS = {
     "debug": "d",
     "dont_write_bytecode": "B",
@@ -34,8 +36,11 @@ def describe_runtime(
     working_dir: str | None = None,
     py_modules: Sequence[str] = (),
     preload: Sequence[str] = (),
+    ray: str = "",
 ) -> dict[str, Any]:
     """What a worker's interpreter needs, as it is in this process now."""
+    if ray not in ("", "inherit"):
+        raise ValueError(f"ray={ray!r}; 'inherit' lets workers use Ray themselves, '' does not")
     interpreter = python or sys.executable
     if not interpreter:
         raise _errors.MusterError(
@@ -49,7 +54,7 @@ def describe_runtime(
         "sys_path": [*map(_absolute, _texts("py_modules", py_modules)), *_sys_path()],
         "dir": _absolute(working_dir) if working_dir else os.getcwd(),
         "preload": _texts("preload", preload),
-        "env": dict(os.environ),
+        "env": {k: v for k, v in os.environ.items() if ray or k not in _RAY_SECRETS},
         "main": main_module(),
     }
 

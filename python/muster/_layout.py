@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _shm
-from ._columns import Array, Buffer, Bytes, Column, Fixed, Packed, Ragged, dtype_of
-from ._errors import EncodingError, ProtocolError
+from ._columns import Array, Buffer, Bytes, Column, Fixed, Index, Packed, Ragged, dtype_of
+from ._errors import EncodingError, MusterError, ProtocolError
 
 MAGIC = b"MBT1"
 ALIGN = 64
 _FRONT = 512  # what most headers fit into
+CHUNK = 4 << 20  # what travels between nodes as one
 
 
 def layout(rows: int, columns: Mapping[str, Column]) -> tuple[int, Callable[[Bytes], None]]:
@@ -94,8 +95,12 @@ class Header(NamedTuple):
     columns: dict[str, Spec]
 
 
-def read_header(content: Bytes) -> Header:
-    """The header of an object; ProtocolError for what is none."""
+Spans = list[tuple[int, int]]
+
+
+def read_header(content: Bytes, need: Callable[[Spans], None] | None = None) -> Header:
+    """The header of an object; ProtocolError for what is none. ``need`` has bytes of it here, of
+    which not all are."""
     try:
         front = content[:_FRONT].tobytes()
         if front[:4] != MAGIC:
@@ -103,7 +108,11 @@ def read_header(content: Bytes) -> Header:
         end = 8 + int.from_bytes(front[4:8], "little")
         if end > len(content):
             raise ValueError(f"a header of {end - 8} bytes in {len(content)}")
+        if need is not None:
+            need([(0, end)])
         return _parsed(front[8:end] if end <= _FRONT else content[8:end].tobytes())
+    except MusterError:
+        raise
     except Exception as error:
         raise ProtocolError(f"an object that is no batch: {error}") from None
 
@@ -168,6 +177,49 @@ def load(content: Bytes, header: Header, name: str) -> Column:
         raise ProtocolError(
             f"column {name!r} of a batch cannot be read: {type(error).__name__}: {error}"
         ) from None
+
+
+def loading(spec: Spec) -> Spans:
+    """The bytes that `load` reads: those that say where rows are."""
+    return [(at, at + length) for at, length in spec.spans[:-1]]
+
+
+def reading(header: Header, spec: Spec, column: Column, some: Sequence[range | Index]) -> Spans:
+    """The bytes of some rows of a column that was loaded, as far as it does not hold them."""
+    at, length = spec.spans[-1]
+    spans: Spans = []
+    for rows in some:
+        if not len(rows):
+            continue
+        if isinstance(rows, range):
+            first, last = np.array([rows.start]), np.array([rows.stop])
+        else:
+            first = rows.astype(np.int64)
+            last = first + 1
+        if isinstance(column, Fixed):
+            size = length // max(1, header.rows)
+            starts, stops = first * size, last * size
+        else:
+            size = 1
+            if isinstance(column, Ragged):
+                size = math.prod(spec.shape) * dtype_of(spec.type).itemsize
+            starts, stops = column.offsets[first] * size, column.offsets[last] * size
+        spans += _spread(starts + at, stops + at)
+    return spans
+
+
+def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
+    """The chunks that stretches of bytes lie in, neighbours together."""
+    some = starts < stops
+    first, last = starts[some] // CHUNK, (stops[some] - 1) // CHUNK
+    if not len(first):
+        return []
+    base = int(first.min())
+    steps = np.zeros(int(last.max()) - base + 2, np.int64)
+    np.add.at(steps, first - base, 1)
+    np.add.at(steps, last - base + 1, -1)
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], np.cumsum(steps) > 0))))
+    return [((base + lo) * CHUNK, (base + hi) * CHUNK) for lo, hi in edges.reshape(-1, 2).tolist()]
 
 
 def _span(content: Bytes, offset: int, length: int) -> Bytes:

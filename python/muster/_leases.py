@@ -31,20 +31,27 @@ from ._shm import Mapping, Segment, array_at, make_room
 
 _CONNECT_SECONDS = 30.0
 _MOST_OPENED = 200  # objects in one request: the kernel passes on 253 descriptors at once
+_MOST_NEEDED = 10_000  # chunks in one request
 _CHUNK = 64 << 10
 _ANCILLARY = socket.CMSG_SPACE(256 * array.array("i").itemsize)
 _DONTWAIT = (socket.MSG_DONTWAIT,)
 
+#: What travels between nodes as one, as the store has it.
+CHUNK = 4 << 20
+
 Reply = dict[str, Any]
+Span = tuple[int, int]
 
 
 class Loan:
     """What a lease has to give back."""
 
-    __slots__ = ("mapping", "object", "segment", "size", "watched")
+    __slots__ = ("here", "lender", "mapping", "object", "segment", "size", "watched")
 
     def __init__(self, object: int) -> None:
         self.object = object
+        self.lender: Store | None = None  # whom to ask for what is not here; None: all is
+        self.here: set[int] = {0}  # chunks that are, as far as we know
         self.watched = False  # it will be given back
         self.segment: Segment | None = None
         self.mapping: Mapping | None = None
@@ -83,6 +90,27 @@ class Lease:
     def size(self) -> int:
         """How many bytes the object has."""
         return self._loan.size
+
+    @property
+    def partial(self) -> bool:
+        """Whether it lies on another node, and not all of it is here."""
+        return self._loan.lender is not None
+
+    def need(self, spans: Sequence[Span]) -> None:
+        """Wait until bytes, from and (not included) to, are here."""
+        loan = self._loan
+        if loan.lender is None:
+            return
+        wanted = {
+            chunk
+            for start, stop in spans
+            if start < stop
+            for chunk in range(start // CHUNK, -(-stop // CHUNK))
+        }
+        wanted -= loan.here
+        if wanted:
+            loan.lender.need(loan.object, wanted)
+            loan.here |= wanted
 
 
 class _Never:
@@ -255,11 +283,12 @@ class Store:
         with self._turn:
             try:
                 self._asking = get_ident()
-                reply = self._ask("open", {"objects": list(objects)}, undo)
+                reply = self._ask("open", {"objects": list(objects), "some": True}, undo)
                 leases = self._lease(loans)
                 self._pending = None
             finally:
                 self._asking = 0
+        partial = reply.get("partial", ())
         for loan, (number, size) in zip(loans, reply["objects"], strict=True):
             segment = self._segments.get(number)
             if segment is None:
@@ -267,7 +296,22 @@ class Store:
             mapping = segment.lend()
             loan.segment, loan.mapping = segment, mapping
             loan.size = size
+            if loan.object in partial:
+                loan.lender = self
         return leases
+
+    def need(self, object: int, chunks: set[int]) -> None:
+        """Wait until chunks of an object that was opened are here."""
+        spans = [(chunk * CHUNK, (chunk + 1) * CHUNK) for chunk in sorted(chunks)]
+        for start in range(0, len(spans), _MOST_NEEDED):
+            with self._turn:
+                try:
+                    self._asking = get_ident()
+                    some = spans[start : start + _MOST_NEEDED]
+                    self._ask("need", {"object": object, "spans": some}, _keep)
+                    self._pending = None
+                finally:
+                    self._asking = 0
 
     def _lease(self, loans: list[Loan]) -> list[Lease]:
         leases = []
@@ -354,7 +398,10 @@ class Store:
             error = _errors.from_wire(message)
             self._raw = []
             self._pending = None
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback has frames that hold leases
         self._adopt(message)
         opened = len(message.get("objects", ()))
         self._raw = []
@@ -503,6 +550,10 @@ class Store:
         self._sock.close()
         for segment in self._segments.values():
             segment.abandon()
+
+
+def _keep(_late: Reply) -> None:
+    """What nobody waits for any more may come all the same."""
 
 
 def _notice(notice: list[Any]) -> bytes:

@@ -36,6 +36,8 @@ class One:
         if name not in self.names:
             return None
         content = self.source.root()
+        if self.source.partial:
+            return None
         try:
             header = _layout.read_header(content)
         except ProtocolError:

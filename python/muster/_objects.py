@@ -50,6 +50,15 @@ class Source(Protocol):
         The bytes are good for as long as this array, or anything made over it, lives.
         """
 
+    @property
+    def partial(self) -> bool:
+        """Whether `need` has to be asked before a part of the root is read: the content lies on
+        another node, and not all of it is here."""
+
+    def need(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Wait until bytes of the content, from and (not included) to, are here. The root is
+        held meanwhile."""
+
     def buffer(self) -> Any:
         """What stands for the content in the buffers of a frame; keep it until that is sent."""
 
@@ -57,8 +66,8 @@ class Source(Protocol):
         """Address and length of a read-only shared mapping that begins with the content, and
         its owner, a `Window`; None for bytes that lie in no segment.
 
-        Keep the owner for as long as the memory is read. The mapping outlives it, and is used
-        again for later content: ``owner.at_end(callback)`` has the callback called before it goes.
+        Keep the owner for as long as the memory is read; what `need` brings here is there, too.
+        The mapping outlives it, and is used again for later content: ``owner.at_end(callback)`` has the callback called before it goes.
         """
 
 
@@ -66,6 +75,7 @@ class Inline:
     """Bytes of a frame, or to be put into one."""
 
     __slots__ = ("_data", "nbytes")
+    partial = False
 
     def __init__(self, data: Any) -> None:
         self._data = memoryview(data).cast("B")
@@ -77,6 +87,9 @@ class Inline:
 
         data: Any = bytearray(self._data) if self._data.readonly else self._data
         return numpy.frombuffer(data, numpy.uint8)
+
+    def need(self, spans: Sequence[tuple[int, int]]) -> None:
+        """All are here."""
 
     def buffer(self) -> memoryview:
         """The bytes themselves."""
@@ -112,6 +125,7 @@ class Ledger:
             int(welcome["store_node"]),
             str(welcome["store_token"]),
             int(welcome["holder"]),
+            bool(welcome.get("store_apart")),
         )
         self._stores: Stores | None = None
         self._pid = os.getpid()
@@ -274,13 +288,14 @@ class Right:
 class Stored:
     """A stretch of an object in a store."""
 
-    __slots__ = ("_root", "nbytes", "offset", "right")
+    __slots__ = ("_lease", "_root", "nbytes", "offset", "right")
 
     def __init__(self, right: Right, offset: int, nbytes: int) -> None:
         self.right = right
         self.offset = offset
         self.nbytes = nbytes
         self._root: Callable[[], _Bytes | None] = _none
+        self._lease: Callable[[], Lease | None] = _none  # of the root, where not all is here
 
     def root(self) -> numpy.ndarray[Any, Any]:
         """The content as a writable array; the same one for as long as it is held."""
@@ -290,10 +305,27 @@ class Stored:
         if root is None:
             start, end = self.offset, self.offset + self.nbytes
             view = _borrowed(self.right)
-            view = views([self])[0] if view is None or end > len(view) else view[start:end]
+            view = self._opened() if view is None or end > len(view) else view[start:end]
             root = numpy.frombuffer(view, numpy.uint8)
             self._root = weakref.ref(root)
         return root
+
+    def _opened(self) -> memoryview:
+        object = self.right.object
+        lease = self.right.ledger.stores.open([object])[object]
+        self._lease = weakref.ref(lease) if lease.partial else _none
+        return _within(self, lease)
+
+    @property
+    def partial(self) -> bool:
+        """Whether the root lies on another node, and not all of it is here."""
+        return self._lease is not _none
+
+    def need(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Wait until bytes are here; somebody holds the root."""
+        lease = self._lease()
+        if lease is not None:
+            lease.need([(self.offset + start, self.offset + stop) for start, stop in spans])
 
     def buffer(self) -> Stored:
         """Itself: who sends it makes a reference of it."""
@@ -313,8 +345,6 @@ def _none() -> None:
 def views(sources: Sequence[Stored]) -> list[memoryview]:
     """The bytes of stretches of objects, writable and private to whoever gets them. Stretches
     of the same object share one lease."""
-    from . import _shm
-
     lent = _lent(sources)
     if None not in lent:
         return lent  # type: ignore[return-value]
@@ -329,13 +359,21 @@ def views(sources: Sequence[Stored]) -> list[memoryview]:
             found.append(view)
             continue
         lease = leases[id(source.right.ledger), source.right.object]
-        if source.offset + source.nbytes > lease.size:
-            raise _errors.ProtocolError(
-                f"a reference to {source.nbytes} bytes from {source.offset} on, of an object of "
-                f"{lease.size} bytes"
-            )
-        found.append(_shm.view(lease.address + source.offset, source.nbytes, lease))
+        lease.need([(source.offset, source.offset + source.nbytes)])
+        found.append(_within(source, lease))
     return found
+
+
+def _within(source: Stored, lease: Lease) -> memoryview:
+    """A stretch of an object that was opened."""
+    from . import _shm
+
+    if source.offset + source.nbytes > lease.size:
+        raise _errors.ProtocolError(
+            f"a reference to {source.nbytes} bytes from {source.offset} on, of an object of "
+            f"{lease.size} bytes"
+        )
+    return _shm.view(lease.address + source.offset, source.nbytes, lease)
 
 
 def _lent(sources: Sequence[Stored]) -> list[memoryview | None]:

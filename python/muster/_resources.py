@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ._client import Connection
     from ._cluster import Cluster
 
+_STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
+
 
 class Plan:
     """Who would sit where; ``print(plan)`` draws it.
@@ -55,19 +57,43 @@ class ResourceManager:
     GPUs per node make a pool for CPU workers. The reservation goes when the
     object does and no cluster uses it any more, at `destroy_placement_group`, or
     at the end of its ``with`` block.
+
+    With Ray's nodes the pool is a placement group of one bundle per node.
+    ``strategy`` is Ray's: "STRICT_SPREAD" (the default: each on a node of its own),
+    "SPREAD", "PACK" or "STRICT_PACK", where several may share a node and then count as
+    one node each. ``cpus_per_node`` are held beside the GPUs; ``labels`` and
+    ``accelerator_type`` (as "H100") choose among nodes.
     """
 
     def __init__(
-        self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, timeout: float = 30.0
+        self,
+        num_gpus_per_node: int = 0,
+        num_nodes: int = 1,
+        *,
+        timeout: float = 30.0,
+        strategy: str | None = None,
+        cpus_per_node: float = 0,
+        labels: Mapping[str, str] | None = None,
+        accelerator_type: str | None = None,
     ) -> None:
         for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(f"{label} is {value!r}; it must be a whole number")
         connection = _context.connection("ResourceManager()")
+        if strategy is not None and strategy not in _STRATEGIES:
+            raise ValueError(f"strategy={strategy!r}; there are {', '.join(_STRATEGIES)}")
+        if isinstance(cpus_per_node, bool) or not isinstance(cpus_per_node, (int, float)):
+            raise TypeError(f"cpus_per_node is {cpus_per_node!r}; it must be a number")
+        if cpus_per_node < 0:
+            raise ValueError(f"cpus_per_node is {cpus_per_node!r}; it is 0 or more")
         asked = {
             "gpus_per_node": int(num_gpus_per_node),
             "nodes": int(num_nodes),
             "timeout": as_seconds("timeout", timeout),
+            "cpus_per_node": float(cpus_per_node),
+            "strategy": strategy or "",
+            "labels": {str(key): str(value) for key, value in (labels or {}).items()},
+            "accelerator_type": accelerator_type or "",
         }
         with _context.waiting():
             pool = connection.request("pool.create", asked)

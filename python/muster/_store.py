@@ -20,15 +20,19 @@ if TYPE_CHECKING:
     import numpy
 
 INLINE = 64 << 10  # content of fewer bytes rides in frames
+_FAR = -1  # the connection to our own store by which objects of other nodes are asked for
 _ALIGN = 64  # of each buffer in an object
 
 
 class Stores:
     """All stores that this process may reach, and which of them is its own."""
 
-    def __init__(self, folder: str, node: int, token: str, holder: int) -> None:
+    def __init__(
+        self, folder: str, node: int, token: str, holder: int, apart: bool = False
+    ) -> None:
         self._folder = folder
         self._node = node
+        self._apart = apart  # our own store gets what lies in others
         self._token = token
         self._holder = holder
         self._lock = threading.RLock()
@@ -53,16 +57,21 @@ class Stores:
                 raise _errors.ReleasedError(
                     "it lay in the store of a session that muster.shutdown() ended"
                 )
-            path = os.path.join(self._folder, f"agent-{node}.sock")
-            store = Store(path, f"node {node}", self._token, self._holder)
+            number = self._node if node == _FAR else node
+            path = os.path.join(self._folder, f"agent-{number}.sock")
+            store = Store(path, f"node {number}", self._token, self._holder)
             self._known.setdefault(node, []).append(store)
             return store
 
     def open(self, objects: Sequence[int]) -> dict[int, Lease]:
-        """A lease of each of some objects; one request to each store that has any of them."""
+        """A lease of each of some objects; one request to each store that has any of them. Of
+        those that lie on other nodes not all may be there: see `Lease.need`."""
         by_node: dict[int, list[int]] = {}
         for object in dict.fromkeys(objects):
-            by_node.setdefault(object >> 48, []).append(object)
+            node = object >> 48
+            if self._apart and node != self._node:
+                node = _FAR  # which may take long, and holds up nothing else
+            by_node.setdefault(node, []).append(object)
         leases: dict[int, Lease] = {}
         for node, some in by_node.items():
             leases |= zip(some, self.at(node).open(some), strict=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
+from collections.abc import Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -150,9 +151,10 @@ class Dial:
 class Embedded:
     """The way to a head that this process starts itself."""
 
-    def __init__(self, binary: str, hello: Hello) -> None:
-        self.head, self._pair = HeadProcess.start(binary)
+    def __init__(self, binary: str, hello: Hello, options: Sequence[str] = ()) -> None:
+        self.head, self._pair = HeadProcess.start(binary, *options)
         self._binary = binary
+        self._options = options  # of every head
         self._hello = hello
         self._session = ""
         self._address = ""
@@ -234,7 +236,9 @@ class Embedded:
 
     def _start_anew(self) -> None:
         before = self.head
-        self.head, self._pair = HeadProcess.start(self._binary, "--resume", self._session)
+        self.head, self._pair = HeadProcess.start(
+            self._binary, "--resume", self._session, *self._options
+        )
         before.forget()
 
     def _dial(self, deadline: float) -> _wire.FrameStream:

@@ -505,6 +505,8 @@ def test_released(batch: Batch) -> None:
 class Leased:
     """A source that tells whether its bytes are still in use."""
 
+    partial = False
+
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.nbytes = len(data)

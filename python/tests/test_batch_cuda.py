@@ -67,6 +67,8 @@ class Window:
 class Segment:
     """A source in a segment that is mapped twice."""
 
+    partial = False
+
     live = 0
 
     def __init__(self, data: bytes) -> None:

@@ -1,0 +1,146 @@
+"""What the bridge to Ray decides by itself, without Ray."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster._ray import groups, joining, remote, shipping
+
+
+def node(name: str, here: bool = False, **more: Any) -> groups.Node:
+    facts = {
+        "NodeID": name.encode().hex(),
+        "NodeManagerAddress": name,
+        "Resources": {"CPU": 8.0, "GPU": 8.0},
+        **more,
+    }
+    return groups.Node(facts, here)
+
+
+def want(**more: Any) -> dict[str, Any]:
+    return {"id": 1, "nodes": 2, "devices": 4, "seconds": 1.0, **more}
+
+
+def test_a_bundle_is_what_was_asked_for() -> None:
+    assert groups.bundle(want()) == {"GPU": 4}
+    assert groups.bundle(want(devices=0)) == {"CPU": 0.01}
+    assert groups.bundle(want(cpus=3.0, accelerator="H100")) == {
+        "GPU": 4,
+        "CPU": 3.0,
+        "accelerator_type:H100": 0.001,
+    }
+
+
+def test_an_explanation_names_what_is_wanted_what_there_is_and_who_holds_it() -> None:
+    full, small = node("10.0.0.1", here=True), node("10.0.0.2", Resources={"CPU": 4.0})
+    full.available["GPU"] = 2.0
+    text = groups.explain(
+        want(), "STRICT_SPREAD", [full, small], {full.id: ["group trainer holds 6 GPUs"]}, False
+    )
+    assert "num_gpus_per_node=4, num_nodes=2" in text
+    assert "2 bundles of 4 GPUs, each on a node of its own" in text
+    assert "0 nodes of 2 could take one now" in text
+    assert "10.0.0.1: 8 GPUs, 2 free; group trainer holds 6 GPUs" in text
+    assert "10.0.0.2: 0 GPUs, 0 free" in text
+    assert "comes free" in text
+    assert "is waited for" in groups.explain(want(), "PACK", [full], {}, True)
+    assert "add nodes" in groups.explain(want(devices=16), "PACK", [full], {}, False)
+
+
+@pytest.mark.parametrize(
+    ("labels", "fits"),
+    [
+        ({}, True),
+        ({"zone": "a"}, True),
+        ({"zone": "b"}, False),
+        ({"zone": "!b"}, True),
+        ({"zone": "!a"}, False),
+        ({"zone": "in(a, b)"}, True),
+        ({"zone": "!in(a,b)"}, False),
+        ({"disk": "ssd"}, False),
+    ],
+)
+def test_labels_choose_nodes(labels: dict[str, str], fits: bool) -> None:
+    assert groups.matches(node("n", Labels={"zone": "a"}), want(labels=labels)) is fits
+
+
+def test_releases_outside_the_tested_ones_are_warned_of() -> None:
+    assert joining.untested("2.60.0") == ""
+    assert joining.untested("2.54.1") == ""
+    assert "2.54 to 2.60" in joining.untested("2.53.0")
+    assert "3.0.0" in joining.untested("3.0.0")
+
+
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert joining.find_address("") == ""
+    assert joining.find_address("auto") == ""
+    assert joining.find_address("10.0.0.1:6379") == "10.0.0.1:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
+    with pytest.raises(joining.Refused, match="GCS"):
+        joining.find_address("")
+
+
+def test_a_port_where_nobody_listens_is_told_at_once() -> None:
+    with pytest.raises(joining.Refused, match=r"no Ray at 127\.0\.0\.1:1"):
+        joining.check_port("127.0.0.1:1")
+
+
+def test_the_same_content_is_the_same_zip(tmp_path: Path) -> None:
+    shas = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        (folder / "pkg" / "__pycache__").mkdir(parents=True)
+        (folder / "pkg" / "m.py").write_text("x = 1\n")
+        (folder / "pkg" / "__pycache__" / "m.pyc").write_text(name)
+        data, sha = shipping.Packer().pack(str(folder))
+        assert zipfile.ZipFile(BytesIO(data)).namelist() == ["pkg/m.py"]
+        shas.append(sha)
+    assert shas[0] == shas[1]
+
+
+def test_a_change_is_packed_again(tmp_path: Path) -> None:
+    packer = shipping.Packer()
+    (tmp_path / "m.py").write_text("x = 1\n")
+    first = packer.pack(str(tmp_path))
+    assert packer.pack(str(tmp_path)) == first
+    (tmp_path / "m.py").write_text("x = 22\n")
+    assert packer.pack(str(tmp_path))[1] != first[1]
+
+
+def test_what_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipping, "MOST", 10)
+    (tmp_path / "data").write_bytes(b"x" * 11)
+    with pytest.raises(joining.Refused, match="working_dir"):
+        shipping.Packer().pack(str(tmp_path))
+
+
+def test_shipped_content_is_checked_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    agent = remote.Agent()
+    program = b"#!/bin/sh\nexit 0\n"
+    sha = hashlib.sha256(program).hexdigest()
+    assert agent.program("/no/such/muster", sha) == ""
+    with pytest.raises(ValueError, match="not what was sent"):
+        agent.take(sha, [b"other"], "muster")
+    place = agent.take(sha, [program[:4], program[4:]], "muster")
+    assert agent.program("/no/such/muster", sha) == os.path.join(place, "muster")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "m.py").write_text("x = 1\n")
+    data, sha = shipping.Packer().pack(str(tmp_path / "src"))
+    assert agent.has(sha) == ""
+    place = agent.take(sha, [data], "")
+    assert agent.has(sha) == place
+    assert Path(place, "m.py").read_text() == "x = 1\n"
+    assert sorted(os.listdir(tmp_path / "cache" / "muster")) == sorted(
+        [hashlib.sha256(program).hexdigest(), sha]
+    )

@@ -1,0 +1,268 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/muster-rl/muster/spec"
+)
+
+const (
+	// unansweredBound is how long the kernel sends again what the other machine
+	// does not acknowledge, before it gives the connection up.
+	unansweredBound = 30 * time.Second
+	keepAliveEvery  = 10 * time.Second
+	keepAlives      = 3
+)
+
+// tune sets up a TCP connection between machines: one that is dead ends, and
+// writes to it with it.
+func tune(nc *net.TCPConn) {
+	_ = nc.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: keepAliveEvery, Interval: keepAliveEvery, Count: keepAlives})
+	if raw, err := nc.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unansweredBound.Milliseconds()))
+		})
+	}
+}
+
+// Over makes a connection of a TCP stream: with TLS, whose handshake it sees to,
+// or, where secure is nil, as it is. The deadlines are the caller's.
+func Over(nc *net.TCPConn, secure *tls.Config, client bool) (*Conn, error) {
+	tune(nc)
+	if secure == nil {
+		return NewConn(nc), nil
+	}
+	s := &seal{TCPConn: nc}
+	raw, err := nc.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	s.raw = raw
+	stream := tls.Server(s, secure)
+	if client {
+		stream = tls.Client(s, secure)
+	}
+	if err := stream.Handshake(); err != nil {
+		return nil, err
+	}
+	c := NewConn(stream)
+	c.seal = s
+	return c, nil
+}
+
+// stagger is how much later the next address is tried, while the one before has
+// not answered.
+const stagger = 250 * time.Millisecond
+
+// DialFar connects to one of several addresses, host:port each: the first that
+// answers as it should, within bound. They are tried in order, the next one as
+// well where one takes long.
+func DialFar(ctx context.Context, hosts []string, secure *tls.Config, bound time.Duration) (*Conn, error) {
+	if len(hosts) == 0 {
+		return nil, spec.Errorf(spec.CodeInvalid, "no address of the head is known")
+	}
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	type result struct {
+		host string
+		conn *Conn
+		err  error
+	}
+	results := make(chan result)
+	var errs []error
+	tried, open := 0, 0
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for open > 0 || tried < len(hosts) {
+		select {
+		case <-next.C:
+			if tried == len(hosts) {
+				continue
+			}
+			host := hosts[tried]
+			tried, open = tried+1, open+1
+			go func() {
+				conn, err := dialFar(ctx, host, secure)
+				select {
+				case results <- result{host, conn, err}:
+				case <-ctx.Done(): // another was faster
+					if err == nil {
+						_ = conn.Close()
+					}
+				}
+			}()
+			next.Reset(stagger)
+		case r := <-results:
+			if r.err == nil {
+				return r.conn, nil
+			}
+			open--
+			errs = append(errs, fmt.Errorf("cannot reach the head at %s: %w", r.host, r.err))
+			next.Reset(0)
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("cannot reach the head at %s: %w", strings.Join(hosts, ", "), context.Cause(ctx)))
+			return nil, errors.Join(errs...)
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+func dialFar(ctx context.Context, host string, secure *tls.Config) (*Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "tcp", host)
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = nc.Close() }) // also in the handshake
+	c, err := Over(nc.(*net.TCPConn), secure, true)
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// LocalHost is the address of this machine that a TCP connection goes out by; ""
+// for others.
+func (c *Conn) LocalHost() string {
+	if a, ok := c.nc.LocalAddr().(*net.TCPAddr); ok {
+		return a.IP.String()
+	}
+	return ""
+}
+
+// Quiet is what the kernel knows of a TCP connection.
+type Quiet struct {
+	Data time.Duration // since bytes came
+	Ack  time.Duration // since the other machine acknowledged anything
+	Trip time.Duration // how long that takes
+}
+
+// Quiet says how long nothing has come; false where there is no telling.
+// It counts what lies unread, too.
+func (c *Conn) Quiet() (Quiet, bool) {
+	var info *unix.TCPInfo
+	err := errors.ErrUnsupported
+	look := func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }
+	c.mu.Lock()
+	switch {
+	case c.seal != nil:
+		_ = c.seal.raw.Control(look)
+	case c.loop != nil:
+		if c.fd >= 0 {
+			look(uintptr(c.fd))
+		}
+	case c.raw != nil:
+		_ = c.raw.Control(look)
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return Quiet{}, false
+	}
+	return Quiet{
+		Data: time.Duration(info.Last_data_recv) * time.Millisecond, Ack: time.Duration(info.Last_ack_recv) * time.Millisecond,
+		Trip: time.Duration(info.Rtt) * time.Microsecond,
+	}, true
+}
+
+// seal is what lies below TLS. What is written while it holds is kept, so that
+// one who must not wait can encrypt, and write what the kernel takes at once.
+type seal struct {
+	*net.TCPConn
+	raw syscall.RawConn
+
+	mu    sync.Mutex // a reader may write too: an alert
+	holds bool
+	kept  []byte
+
+	// of who flushes, that is of the connection's mu, or of its drain
+	n     int
+	errno syscall.Errno
+}
+
+func (s *seal) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	if s.holds {
+		s.kept = append(s.kept, b...)
+		s.mu.Unlock()
+		return len(b), nil
+	}
+	s.mu.Unlock()
+	return s.TCPConn.Write(b)
+}
+
+// hold begins or ends the keeping, and is what is kept so far.
+func (s *seal) hold(on bool) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holds = on
+	return s.kept
+}
+
+// keep is what is left to be written.
+func (s *seal) keep(b []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kept = b
+}
+
+// finish writes what was kept, waiting for the other end to take it.
+func (s *seal) finish() error {
+	kept := s.hold(false)
+	s.keep(nil)
+	if len(kept) == 0 {
+		return nil
+	}
+	_, err := s.TCPConn.Write(kept)
+	return err
+}
+
+// sealNow encrypts what is queued and tries to write it in one go; it says
+// whether nothing is left. What is left goes first in drain.
+func (c *Conn) sealNow() bool {
+	s := c.seal
+	s.hold(true)
+	n, err := c.nc.Write(c.out)
+	kept := s.hold(false)
+	c.pending.Add(-int64(n))
+	c.out = c.out[:0]
+	if cap(c.out) > idleOutKeep {
+		c.out = nil
+	}
+	if err == nil {
+		err = s.raw.Write(func(fd uintptr) bool {
+			s.n, s.errno = writeFd(fd, kept)
+			return true
+		})
+	}
+	if err == nil && s.errno != 0 && s.errno != syscall.EAGAIN {
+		err = s.errno
+	}
+	if err != nil {
+		s.keep(nil)
+		c.failLocked(err)
+		return true
+	}
+	if left := kept[max(s.n, 0):]; len(left) > 0 {
+		s.keep(left)
+		return false
+	}
+	if kept = kept[:0]; cap(kept) > idleOutKeep {
+		kept = nil
+	}
+	s.keep(kept)
+	return true
+}
