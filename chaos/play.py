@@ -421,7 +421,7 @@ def stored(round_: Round) -> list[Any]:
 def held_ports(cast: Cast) -> dict[str, int]:
     """How many ports the agents of the nodes hold: sockets of theirs that are neither unix ones
     nor listen, nor are connected, as those of nodes on other machines are."""
-    others = set()
+    others: set[str] = set()
     for name, column in (("unix", 6), ("tcp", 9), ("tcp6", 9)):
         with contextlib.suppress(OSError):
             lines = Path("/proc/net", name).read_text().splitlines()[1:]
