@@ -297,12 +297,20 @@ func TestWrongAnswers(t *testing.T) {
 		_, err := c.Open(id)
 		wantError(t, err, spec.CodeProtocol, text, "node-0")
 	}
+	f.drop(id)
+	f.empty()
+}
+
+// Nobody is sent elsewhere.
+func TestRedirects(t *testing.T) {
+	f := newFarRig(t, farOptions{nodes: 2})
+	f.hosts[1].farPatience = 0
+	id, _ := f.put(0, 100)
 	f.hosts[0].spoiled(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Redirect(w, r, "http://elsewhere.example/", http.StatusFound)
 		return true
 	})
-	f.hosts[1].farPatience = 0
-	_, err := c.Open(id)
+	_, err := f.client(1, 7).Open(id)
 	wantError(t, err, spec.CodeNodeLost, "302")
 	f.drop(id)
 	f.empty()
