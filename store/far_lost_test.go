@@ -61,13 +61,18 @@ func TestASourceThatCannotBeReached(t *testing.T) {
 	}
 	f.same(c, id, content)
 	f.drop(id)
-	id, _ = f.put(0, 100)
-	f.hosts[1].peering.client.CloseIdleConnections()
+	f.empty()
+}
+
+// One that stays away is given up after a while.
+func TestASourceThatIsNotThere(t *testing.T) {
+	f := newFarRig(t, farOptions{nodes: 2})
 	f.hosts[1].farPatience = 50 * time.Millisecond
+	id, _ := f.put(0, 100)
 	f.mu.Lock()
 	f.hosts[0].address = "127.0.0.1:1"
 	f.mu.Unlock()
-	_, err := c.Open(id)
+	_, err := f.client(1, 7).Open(id)
 	wantError(t, err, spec.CodeNodeLost, "node-0 (at 127.0.0.1:1)", "refused", "node-1")
 	f.drop(id)
 	f.empty()
