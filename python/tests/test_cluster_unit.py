@@ -324,8 +324,10 @@ def test_shutdown_stops_it(head: FakeHead, actor: Cluster) -> None:
 
 
 def test_pools(head: FakeHead) -> None:
-    rm = muster.ResourceManager(8, 1, timeout=5)
-    assert head.requests[-1][1] == {"gpus_per_node": 8, "nodes": 1, "timeout": 5.0}
+    rm = muster.ResourceManager(8, 1, timeout=5, strategy="PACK", labels={"zone": "a"})
+    asked = {"gpus_per_node": 8, "nodes": 1, "timeout": 5.0, "strategy": "PACK"}
+    assert asked.items() <= head.requests[-1][1].items()
+    assert head.requests[-1][1]["labels"] == {"zone": "a"}
     assert (rm.num_nodes, rm.gpu_per_node, rm.num_gpus) == (1, 8, 8)
     plan = rm.plan({"a": WorkerConfig(world_size=1)}, b=WorkerConfig(device_mapping="0-1"))
     assert [spec["name"] for spec in head.requests[-1][1]["clusters"]] == ["a", "b"]
