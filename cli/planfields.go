@@ -40,6 +40,7 @@ var workerFields = []struct {
 	{"max_restarts", func(p *planParser, c *spec.Cluster, e entry) { c.MaxRestarts = p.size(e) }},
 	{"restart_window", func(p *planParser, c *spec.Cluster, e entry) { c.RestartWindowSeconds = p.seconds(e) }},
 	{"span_nodes", func(p *planParser, c *spec.Cluster, e entry) { c.SpanNodes = p.truth(e) }},
+	{"ray", nil},
 }
 
 // cluster reads the fields of one cluster.

@@ -6,7 +6,6 @@ there is no other thread, queue or event loop.
 
 from __future__ import annotations
 
-from os import sched_yield
 from typing import Any
 
 from .. import _wire
@@ -99,8 +98,9 @@ class Serial:
             except Interrupted as caught:  # it landed between the method's own exception and here
                 board.current = 0
                 error = caught
-            if not parts:
-                frame = method = args = kwargs = None
+            # Nothing of a call is kept while the next one is waited for.
+            frame = method = args = kwargs = None
+            parts = ()
             if error is None:
                 if leg & _wire.FLAG_MUTE:
                     value = None
@@ -112,32 +112,20 @@ class Serial:
                 if type(entry[ORIGIN]) is not int:
                     entry[ORIGIN] = origin_of(body)
                 flags, body, bufs = host.failure(name, error)
-            if parts:
-                # The answer first, then others that wait for this core with theirs; then what
-                # the arguments had is given back, in one go.
+            value = error = None  # what only they name is given back with the reply
+            line.in_leg(0)
+            if bufs or given_back or len(body) > _wire.JOIN:
                 host.check_process()
                 line.reply(entry, flags, body, bufs)
-                sched_yield()
-                frame = method = args = kwargs = value = error = None
-                parts = ()
-                line.in_leg(0)
-                if given_back:
-                    line.flush()
             else:
-                value = error = None  # what only they name is given back with the reply
-                if bufs or given_back or len(body) > _wire.JOIN:
+                entry[RESULT] = body = (
+                    _pack_header(len(body), _wire.KIND_RESULT, flags, 0, call, 0, 0) + body
+                )
+                try:
+                    send(body)
+                except OSError:
                     host.check_process()
-                    line.reply(entry, flags, body, bufs)
-                else:
-                    entry[RESULT] = body = (
-                        _pack_header(len(body), _wire.KIND_RESULT, flags, 0, call, 0, 0) + body
-                    )
-                    try:
-                        send(body)
-                    except OSError:
-                        host.check_process()
-                        line.repeat(entry)
-            # Nothing of a call is kept while the next one is waited for.
+                    line.repeat(entry)
             body = None
 
     def cancel(self, call: int) -> str:
