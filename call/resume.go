@@ -69,9 +69,6 @@ func (b *Comeback) Got(w *Worker, seq uint32, id ID, origin uint64) {
 	mine.last = max(mine.last, id)
 }
 
-// Known says that workers have got legs of a call.
-func (b *Comeback) Known(origin uint64) bool { return b.legs[origin] != nil }
-
 // Call takes a call that its caller sent again.
 func (b *Comeback) Call(r Request) *Call {
 	c := &Call{Request: r}

@@ -188,9 +188,6 @@ func (n *nodeConn) start() {
 	}
 	n.h.mu.Lock()
 	n.ready = true
-	if n.h.resuming != nil { // it had not got as far as to join the head before
-		n.h.nodeBackLocked(n.node, &wire.AgentBack{})
-	}
 	if n.h.resuming != nil { // its head was killed before it had joined
 		n.h.nodeBackLocked(n.node, &wire.AgentBack{})
 	}

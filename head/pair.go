@@ -102,37 +102,23 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 	if c.Legs[leg].Done || c.State == call.Answered {
 		return // the call has failed since the order was given
 	}
-	if c.Paired == nil {
-		h.sendRestLocked(c, leg, p, b)
-		return
+	var v *wire.Value
+	var flags wire.Flags
+	var err *spec.Error
+	if c.Paired != nil {
+		flags = muted(p.wanted(c), leg)
+		v, err = p.pairedPart(c, leg)
+	} else if err = p.complete(c); err == nil {
+		again, how := p.legAgain(c, leg)
+		v, flags = &again, how
 	}
-	part, err := p.pairedPart(c, leg)
 	if err != nil {
 		h.ordersLocked(h.table.Refuse(c, err), b)
 		return
 	}
 	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
-	head := wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: muted(p.wanted(c), leg)}
-	h.lentLocked(lease.Worker(c.Legs[leg].Worker.Number), part.Bufs)
-	p.cluster.workers[c.Legs[leg].Worker.Rank].sendLocked(c, leg, head, part, b)
-	for i := range c.Legs {
-		if !c.Legs[i].Out && !c.Legs[i].Done {
-			return
-		}
-	}
-	p.spent()
-}
-
-// sendRestLocked sends a leg that its worker did not get, of a call that others have.
-func (h *Head) sendRestLocked(c *call.Call, leg int, p *pending, b *batch) {
-	if err := p.complete(c); err != nil {
-		h.ordersLocked(h.table.Refuse(c, err), b)
-		return
-	}
-	v, flags := p.legAgain(c, leg)
-	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
 	h.lentLocked(lease.Worker(c.Legs[leg].Worker.Number), v.Bufs)
-	p.cluster.workers[c.Legs[leg].Worker.Rank].sendLocked(c, leg, wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: flags}, &v, b)
+	p.cluster.workers[c.Legs[leg].Worker.Rank].sendLocked(c, leg, wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID), Flags: flags}, v, b)
 	for i := range c.Legs {
 		if !c.Legs[i].Out && !c.Legs[i].Done {
 			return

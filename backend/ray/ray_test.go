@@ -205,7 +205,7 @@ func anyPython(t *testing.T) string {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		t.Skip("needs venv: make venv")
+		t.Skip("needs python: there is no build/venv, which make venv makes")
 	}
 	return path
 }

@@ -22,7 +22,6 @@ from ._errors import EncodingError, MusterError, ProtocolError
 MAGIC = b"MBT1"
 ALIGN = 64
 _FRONT = 512  # what most headers fit into
-CHUNK = 4 << 20  # what travels between nodes as one
 
 
 def layout(rows: int, columns: Mapping[str, Column]) -> tuple[int, Callable[[Bytes], None]]:
@@ -211,7 +210,7 @@ def reading(header: Header, spec: Spec, column: Column, some: Sequence[range | I
 def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
     """The chunks that stretches of bytes lie in, neighbours together."""
     some = starts < stops
-    first, last = starts[some] // CHUNK, (stops[some] - 1) // CHUNK
+    first, last = starts[some] // _shm.CHUNK, (stops[some] - 1) // _shm.CHUNK
     if not len(first):
         return []
     base = int(first.min())
@@ -219,7 +218,10 @@ def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> Spans:
     np.add.at(steps, first - base, 1)
     np.add.at(steps, last - base + 1, -1)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], np.cumsum(steps) > 0))))
-    return [((base + lo) * CHUNK, (base + hi) * CHUNK) for lo, hi in edges.reshape(-1, 2).tolist()]
+    return [
+        ((base + lo) * _shm.CHUNK, (base + hi) * _shm.CHUNK)
+        for lo, hi in edges.reshape(-1, 2).tolist()
+    ]
 
 
 def _span(content: Bytes, offset: int, length: int) -> Bytes:

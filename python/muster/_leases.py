@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from . import _errors, _wire
 from ._endings import attempt, forget, when_gone
 from ._pages import written
-from ._shm import Mapping, Segment, array_at, make_room
+from ._shm import CHUNK, Mapping, Segment, array_at, make_room
 
 _CONNECT_SECONDS = 30.0
 _MOST_OPENED = 200  # objects in one request: the kernel passes on 253 descriptors at once
@@ -35,9 +35,6 @@ _MOST_NEEDED = 10_000  # chunks in one request
 _CHUNK = 64 << 10
 _ANCILLARY = socket.CMSG_SPACE(256 * array.array("i").itemsize)
 _DONTWAIT = (socket.MSG_DONTWAIT,)
-
-#: What travels between nodes as one, as the store has it.
-CHUNK = 4 << 20
 
 Reply = dict[str, Any]
 Span = tuple[int, int]

@@ -28,6 +28,8 @@ _MOST_THREADS = 4
 _READ, _WRITE = 1, 2  # PROT_
 _SHARED, _PRIVATE = 1, 2  # MAP_
 _DONTNEED, _POPULATE_WRITE = 4, 23  # MADV_
+#: What travels between nodes as one, as the store has it.
+CHUNK = 4 << 20
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
