@@ -120,7 +120,7 @@ func (h *Head) openFar(b backend.Backend, v spec.Virtual) error {
 	defer h.connsMu.Unlock()
 	if h.isOver || h.crashed.Load() {
 		_ = f.listener.Close()
-		return nil
+		return errCrashed // so that no agent is launched that could not join
 	}
 	h.far = f
 	h.noteMetaLocked(h.virtualText)
