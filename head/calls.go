@@ -262,7 +262,7 @@ func (c *caller) throttleLocked(b *batch) {
 		b.slow = nil
 		return
 	}
-	if b.inLane {
+	if b.lane != nil {
 		b.held = c
 		return
 	}

@@ -136,17 +136,24 @@ func (h *Head) tellStoresLocked(b *batch) {
 	if h.leases.Changed() {
 		h.tellLocked(nil, b)
 	}
-	if h.leases.Lending() && !h.lending {
-		h.lending = true
-		time.AfterFunc(loanWait, func() {
-			var b batch
-			h.mu.Lock()
-			h.lending = false
-			h.tellLoansLocked(&b)
-			h.mu.Unlock()
-			b.flush()
-		})
+	if !h.leases.Lending() || h.lending {
+		return
 	}
+	h.lending = true
+	if b.lane != nil {
+		b.lane.Later(loanWait, h.tellLoans)
+	} else {
+		time.AfterFunc(loanWait, h.tellLoans)
+	}
+}
+
+func (h *Head) tellLoans() {
+	var b batch
+	h.mu.Lock()
+	h.lending = false
+	h.tellLoansLocked(&b)
+	h.mu.Unlock()
+	b.flush()
 }
 
 // tellLoansLocked passes on all that changed.
