@@ -28,26 +28,22 @@ class Line:
         self.way = way
         #: What waits to be given back; the same list for ever, so that a look at it is cheap.
         self.given_back: list[tuple[int, int]] = [] if ledger is None else ledger.given_back
-        self._ledger = ledger
+        #: Whose `leg` says which call runs, with whose reply goes what is given back of its arguments.
+        self.ledger = ledger
         self._lock = threading.Lock()
         self._unsent = b""  # of a notice that the kernel took in part
 
-    def in_leg(self, call: int) -> None:
-        """Say which call runs, with whose reply goes what is given back of its arguments."""
-        if self._ledger is not None:
-            self._ledger.leg = call
-
     def begin(self) -> None:
         """The worker has said that it is ready: from now on notices may go out."""
-        if self._ledger is not None:
-            self._ledger.send = self.flush
+        if self.ledger is not None:
+            self.ledger.send = self.flush
             self.flush()
 
     def reply(self, leg: Leg, flags: int, body: bytes, bufs: list[Any]) -> None:
         """Send a result, and with it the rights that only its buffers had; bufs is then empty."""
         with self._lock:
             if bufs or len(body) > _wire.JOIN:
-                named = _objects.name(bufs, self._ledger, self, [])
+                named = _objects.name(bufs, self.ledger, self, [])
                 parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
                 named = []
                 bufs.clear()
@@ -58,10 +54,13 @@ class Line:
             if self._unsent:
                 parts = [self._unsent, *parts]
                 self._unsent = b""
-            if self._ledger is not None and self.given_back:
-                parts = [*parts, self._release(self._ledger)]
+            ledger, given_back = self.ledger, self.given_back
+            if ledger is not None and given_back:  # as in _release
+                count = len(given_back)
+                parts = [*parts, ledger.release(count)]
+                del given_back[:count]
             self._send(parts)
-        if self.given_back:
+        if given_back:
             self.flush()
 
     def repeat(self, leg: Leg) -> None:
@@ -73,10 +72,11 @@ class Line:
                 self._send([result] if isinstance(result, bytes) else result)
 
     def _send(self, parts: list[Any]) -> None:
-        if sum(map(len, parts)) <= _wire.JOIN:
-            parts = [b"".join(parts)]
         try:
-            _wire.send_parts(self.sock, parts)
+            if sum(map(len, parts)) <= _wire.JOIN:
+                self.sock.sendall(b"".join(parts))
+            else:
+                _wire.send_parts(self.sock, parts)
         except OSError:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)  # so that the way back begins
@@ -97,8 +97,8 @@ class Line:
 
     def _push(self) -> bool:
         """Whether all could be sent; else it goes with the next reply."""
-        assert self._ledger is not None
-        self._unsent += self._release(self._ledger)
+        assert self.ledger is not None
+        self._unsent += self._release(self.ledger)
         try:
             sent = self.sock.send(self._unsent, socket.MSG_DONTWAIT)
         except OSError:  # no room, or the head is gone, which the reader sees too

@@ -6,6 +6,7 @@ there is no other thread, queue or event loop.
 
 from __future__ import annotations
 
+from os import getpid
 from typing import Any
 
 from .. import _wire
@@ -33,7 +34,7 @@ class Serial:
     def run(self) -> None:
         """Serve calls until it is time to leave."""
         host, board, line, stream = self._host, self._host.board, self._line, self._stream
-        given_back = line.given_back
+        given_back, ledger = line.given_back, line.ledger
         unpack = host.unpack
         way, kept = line.way, line.way.kept
         legs, note, acked = kept.legs, kept.legs.append, 0
@@ -62,7 +63,8 @@ class Serial:
                     kept.drop(ack)
             entry: Leg | None
             if parts:
-                line.in_leg(call)
+                if ledger is not None:
+                    ledger.leg = call
                 entry = way.receive(frame, stream)
             else:  # as in Kept.receive
                 sequence = kept.received + 1
@@ -113,9 +115,11 @@ class Serial:
                     entry[ORIGIN] = origin_of(body)
                 flags, body, bufs = host.failure(name, error)
             value = error = None  # what only they name is given back with the reply
-            line.in_leg(0)
+            if ledger is not None:
+                ledger.leg = 0
             if bufs or given_back or len(body) > _wire.JOIN:
-                host.check_process()
+                if getpid() != host.pid:
+                    host.check_process()
                 line.reply(entry, flags, body, bufs)
             else:
                 entry[RESULT] = body = (

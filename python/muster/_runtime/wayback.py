@@ -86,7 +86,11 @@ class WayBack:
                 return None
             if frame.bufs and self._ledger is not None:
                 _objects.claim(frame.bufs, self._ledger, leg=True)
-            return self.kept.receive(frame.id, frame.body)
+            kept = self.kept  # as in Kept.receive
+            leg: Leg = [kept.received + 1, frame.id, frame.body, None]
+            kept.legs.append(leg)
+            kept.received += 1
+            return leg
 
     def after(self, stream: _wire.FrameStream) -> _wire.FrameStream:
         """Wait for the stream that comes after one that has ended."""
