@@ -180,20 +180,20 @@ class Ledger:
                 del self.ended[0]
         return True
 
-    def release(self, first: int, ack: int = 0) -> bytes:
+    def release(self, first: int, ack: int = 0, number: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
         told = self.given_back[:first]
         if len(told) == 1 and 0 < told[0][1] < 128:
             object, count = told[0]
             notice = b"%b%b%c" % (_ONE_RELEASED, object.to_bytes(8, "big"), count)
-            return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, 0, ack) + notice
+            return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, number, ack) + notice
         if first > 1:
             counts: Counter[int] = Counter()
             for object, count in told:
                 counts[object] += count
             told = [*counts.items()]
         notice = _wire.pack(["release", {"objects": told}])
-        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, ack=ack)[0]
+        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=number, ack=ack)[0]
         return frame
 
     def stock(self) -> list[tuple[int, int]]:

@@ -19,6 +19,9 @@ from .._endings import attempt
 from .kept import RESULT, Leg, lasting
 from .wayback import WayBack
 
+_AFTER = _wire.AFTER
+_pack_header = _wire.HEADER.pack
+
 
 class Line:
     """Sends replies and notices. Any thread may use it, a finalizer too."""
@@ -39,28 +42,50 @@ class Line:
             self.ledger.send = self.flush
             self.flush()
 
+    def reply_small(self, leg: Leg, flags: int, body: bytes, stream: _wire.FrameStream) -> bool:
+        """`reply` for a result without buffers that one system call takes, by the stream that
+        its leg came by; whether it got out."""
+        out = True
+        with self._lock:
+            waits = self._unsent != b""
+            if not waits:
+                number = stream.gave = _AFTER[stream.gave]
+                leg[RESULT] = frame = (
+                    _pack_header(len(body), _wire.KIND_RESULT, flags, 0, leg[1], number, 0) + body
+                )
+                try:
+                    stream.sock.sendall(frame)
+                except OSError:
+                    out = False
+        if waits:
+            self.reply(leg, flags, body, [])  # after what waits
+        elif self.given_back:  # by somebody who found us sending
+            self.flush()
+        return out
+
     def reply(self, leg: Leg, flags: int, body: bytes, bufs: list[Any]) -> None:
         """Send a result, and with it the rights that only its buffers had; bufs is then empty."""
         with self._lock:
             if bufs or len(body) > _wire.JOIN:
                 named = _objects.name(bufs, self.ledger, self, [])
-                parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
+                number = self._number()
+                parts = lasting(
+                    _wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags, number)
+                )
                 named = []
                 bufs.clear()
             else:
-                header = _wire.HEADER.pack(len(body), _wire.KIND_RESULT, flags, 0, leg[1], 0, 0)
+                number, size = self._number(), len(body)
+                header = _pack_header(size, _wire.KIND_RESULT, flags, 0, leg[1], number, 0)
                 parts = [header + body]
             leg[RESULT] = parts
             if self._unsent:
                 parts = [self._unsent, *parts]
                 self._unsent = b""
-            ledger, given_back = self.ledger, self.given_back
-            if ledger is not None and given_back:  # as in _release
-                count = len(given_back)
-                parts = [*parts, ledger.release(count)]
-                del given_back[:count]
+            if self.ledger is not None and self.given_back:
+                parts = [*parts, self._release(self.ledger)]
             self._send(parts)
-        if given_back:
+        if self.given_back:
             self.flush()
 
     def repeat(self, leg: Leg) -> None:
@@ -69,7 +94,13 @@ class Line:
         with self._lock:
             if self.way.stream is not None and leg[0] not in self.way.repeated:
                 result = leg[RESULT]
-                self._send([result] if isinstance(result, bytes) else result)
+                parts = [result] if isinstance(result, bytes) else result
+                self._send(_wire.numbered(self._number(), parts))
+
+    def _number(self) -> int:
+        """The number of the next frame, if there is anybody to send it to."""
+        stream = self.way.stream
+        return 0 if stream is None else stream.number()
 
     def _send(self, parts: list[Any]) -> None:
         try:
@@ -85,7 +116,7 @@ class Line:
         """Tell another head all that there is, and go on over its connection."""
         with self._lock:
             self._unsent = b""
-            parts, stock = self.way.told()
+            parts, stock = self.way.told(stream)
             _wire.send_parts(stream.sock, parts)
             self.sock = stream.sock
             self.way.resume(stream, stock)
@@ -108,6 +139,6 @@ class Line:
 
     def _release(self, ledger: _objects.Ledger) -> bytes:
         count = len(self.given_back)
-        frame = ledger.release(count)
+        frame = ledger.release(count, 0, self._number())
         del self.given_back[:count]
         return frame

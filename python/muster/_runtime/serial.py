@@ -13,10 +13,9 @@ from .. import _wire
 from .board import Interrupted
 from .calls import Host
 from .current import call as current
-from .kept import ORIGIN, RESULT, Leg, origin_of
+from .kept import ORIGIN, Leg, origin_of
 from .line import Line
 
-_pack_header = _wire.HEADER.pack
 _MASK = (1 << 32) - 1  # of sequences, as they are acknowledged
 
 
@@ -38,7 +37,7 @@ class Serial:
         unpack = host.unpack
         way, kept = line.way, line.way.kept
         legs, note, acked = kept.legs, kept.legs.append, 0
-        send = stream.sock.sendall
+        reply = line.reply_small
         line.begin()
         while True:
             frame = stream.next()
@@ -49,7 +48,6 @@ class Serial:
                     stream.fill()
                 except (EOFError, _wire.CutError):
                     stream = way.after(stream)
-                    send = stream.sock.sendall
                 continue
             kind, leg, call, _, ack, body, parts = frame
             if kind != _wire.KIND_LEG:
@@ -73,7 +71,6 @@ class Serial:
                 kept.received = sequence
             if way.stream is not stream:
                 stream = way.after(stream)
-                send = stream.sock.sendall
                 if entry is None or not way.knew(entry):
                     continue
             assert entry is not None
@@ -121,15 +118,9 @@ class Serial:
                 if getpid() != host.pid:
                     host.check_process()
                 line.reply(entry, flags, body, bufs)
-            else:
-                entry[RESULT] = body = (
-                    _pack_header(len(body), _wire.KIND_RESULT, flags, 0, call, 0, 0) + body
-                )
-                try:
-                    send(body)
-                except OSError:
-                    host.check_process()
-                    line.repeat(entry)
+            elif not reply(entry, flags, body, stream):
+                host.check_process()
+                line.repeat(entry)
             body = None
 
     def cancel(self, call: int) -> str:

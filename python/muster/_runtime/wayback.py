@@ -150,8 +150,8 @@ class WayBack:
             except OSError:
                 stream.sock.close()  # it went as it had come
 
-    def told(self) -> tuple[list[Any], Stock]:
-        """All that a head is told first, in pieces, and what of it there was."""
+    def told(self, stream: _wire.FrameStream) -> tuple[list[Any], Stock]:
+        """All that a head is told first by a stream, in pieces, and what of it there was."""
         with self._lock:
             objects: list[tuple[int, int]] = []
             if self._ledger is not None:
@@ -164,7 +164,8 @@ class WayBack:
             "objects": objects,
             "ready": self.ready(),
         }
-        return [_notice("back", back), *stock.results(), _notice("resent", {})], stock
+        first = _notice(stream, "back", back)
+        return [*first, *stock.results(stream), *_notice(stream, "resent", {})], stock
 
     def resume(self, stream: _wire.FrameStream, stock: Stock) -> None:
         """A head was told ``stock``; calls come by this stream now."""
@@ -225,5 +226,6 @@ def _wait_for_end(sock: socket.socket) -> None:
         pass
 
 
-def _notice(verb: str, body: dict[str, Any]) -> bytes:
-    return b"".join(_wire.pack_frame(_wire.KIND_NOTICE, 0, _wire.pack([verb, body])))
+def _notice(stream: _wire.FrameStream, verb: str, body: dict[str, Any]) -> list[Any]:
+    message = _wire.pack([verb, body])
+    return _wire.pack_frame(_wire.KIND_NOTICE, 0, message, peer=stream.number())
