@@ -76,6 +76,9 @@ func (c *callerConn) call(f *wire.Frame, b *batch) error {
 		return nil
 	}
 	p, refused := h.resolveLocked(c.caller, r)
+	if refused == nil && p.cluster.drains && !again {
+		refused = drainingError(p)
+	}
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
 	}
