@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import Any
 import pytest
 
 import muster
-from muster import Batch, Cluster, Instances, ResourceManager, WorkerConfig
+from muster import Batch, Cluster, Instances, ResourceManager, WorkerConfig, _context
 from roles import Echo, Probe, Waits
-from running import eventually, session
+from running import IMPORTS, environment, eventually, session
 
 FOUR = {"num_gpus_per_node": 4}
 
@@ -134,6 +136,60 @@ def test_what_an_instance_made_outlives_it(nodes: str) -> None:
         (kept,) = made[1].batch(1000)
         made.scale(0)
         assert isinstance(kept, Batch) and int(kept["x"].sum()) == 499500
+
+
+@pytest.mark.chaos
+def test_the_head_is_killed_while_an_instance_answers_its_last_calls(
+    nodes: str, gate: Path
+) -> None:
+    with Instances("wait", Waits, count=2) as waits:
+        under_way = waits[1].read(str(gate), blocking=False)
+        ends = threading.Thread(target=waits.scale, args=(1,))
+        ends.start()
+        assert eventually(lambda: len(waits) == 1)
+        current = _context.session()
+        assert current is not None and current.head is not None
+        old = current.head.pid
+        os.kill(old, signal.SIGKILL)
+        assert waits[0].same(1) == [1], "the next head has come"
+        assert ends.is_alive()
+        gate.write_text("go")
+        assert muster.get(under_way) == ["go"]
+        ends.join(60)
+        assert not ends.is_alive() and waits.names == ["wait-0"]
+
+
+def test_a_start_that_is_interrupted_leaves_nothing(tmp_path: Path) -> None:
+    source = """
+class Slow(Worker):
+    def __init__(self, config):
+        super().__init__(config)
+        open(f"{sys.argv[1]}/{os.environ['CLUSTER_NAME']}", "w").close()
+        time.sleep(1000)
+if __name__ == "__main__":
+    try:
+        muster.Instances("slow", Slow, count=3)
+    except KeyboardInterrupt:
+        again = muster.Instances("slow", Worker, count=3)  # their names are free
+        print(again.names)
+"""
+    (tmp_path / "there").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTS + source)
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path / "there"],
+        env=environment("1x8"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert eventually(lambda: len(list((tmp_path / "there").iterdir())) == 3, 60)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0].strip() == "['slow-0', 'slow-1', 'slow-2']"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_one_that_is_lost_is_replaced_under_its_name() -> None:

@@ -10,7 +10,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from . import _context, _errors
@@ -88,20 +88,29 @@ class Instances:
         )
 
     def _add(self, numbers: Sequence[int]) -> None:
-        _context.connection("Instances()")  # made by this thread, which signals go to
+        connection = _context.connection("Instances()")  # by this thread, which signals go to
         made: dict[int, tuple[ResourceManager, Cluster]] = {}
+        starting: set[str] = set()
 
         def make(number: int) -> None:
             pool = ResourceManager(**self._pool)
+            name = f"{self.name}-{number}"
             try:
-                cluster = Cluster(f"{self.name}-{number}", self._class, pool, self._config)
+                starting.add(name)
+                cluster = Cluster(name, self._class, pool, self._config)
             except BaseException:
+                starting.discard(name)
                 pool.destroy_placement_group()
                 raise
+            starting.discard(name)
             made[number] = (pool, cluster)
 
+        def give_up() -> None:
+            for name in list(starting):
+                connection.ask("cluster.stop", {"number": 0, "name": name})
+
         try:
-            _side_by_side(make, numbers)
+            _side_by_side(make, numbers, give_up)
         except BaseException:
             _side_by_side(lambda pair: _stop(pair, 0.0), list(made.values()))
             raise
@@ -165,16 +174,27 @@ def _stop(pair: tuple[ResourceManager, Cluster], drain: float) -> None:
         pool.destroy_placement_group()
 
 
-def _side_by_side(do: Callable[[Any], None], things: Sequence[Any]) -> None:
-    """Do it with each at once; raises what went wrong first, after all have ended."""
+def _side_by_side(
+    do: Callable[[Any], None], things: Sequence[Any], give_up: Callable[[], None] | None = None
+) -> None:
+    """Do it with each at once; raises what went wrong first, after all have ended.
+
+    ``give_up`` has those that still run end soon, when the caller is interrupted.
+    """
     if len(things) == 1:
         do(things[0])
         return
     if not things:
         return
-    with ThreadPoolExecutor(
-        min(len(things), _AT_ONCE), thread_name_prefix="muster-instances"
-    ) as pool:
+    with ThreadPoolExecutor(min(len(things), _AT_ONCE), thread_name_prefix="muster") as pool:
         running = [pool.submit(do, thing) for thing in things]
+        try:
+            wait(running)
+        except BaseException:
+            for one in running:
+                one.cancel()
+            if give_up is not None:
+                give_up()
+            raise
     for one in running:
         one.result()
