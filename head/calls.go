@@ -80,6 +80,9 @@ func (c *callerConn) call(f *wire.Frame, b *batch) error {
 	if refused == nil && again && r.over() {
 		refused = p.tooLate()
 	}
+	if refused == nil && p.cluster.drains && !again {
+		refused = drainingError(p)
+	}
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
 	}

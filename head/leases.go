@@ -165,6 +165,7 @@ func (h *Head) tellLoansLocked(b *batch) {
 
 func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
 	fresh, ended, freed := h.leases.Changes()
+	idle := false // a node that stayed for what is freed
 	for _, o := range fresh {
 		if n := h.touchLocked(o); n != nil {
 			n.told.Hold = append(n.told.Hold, uint64(o))
@@ -185,6 +186,10 @@ func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
 			n.told.Drop = append(n.told.Drop, uint64(o))
 		}
 		h.dropCopiesLocked(o)
+		idle = idle || o.Node() < len(h.nodes) && h.nodes[o.Node()].idle
+	}
+	if idle {
+		h.letIdleGoLocked()
 	}
 	for i, n := range h.touched {
 		n.noticeLocked("objects", &n.told, b)

@@ -162,6 +162,13 @@ type PoolCreate struct {
 	Accelerator string            `msg:"accelerator_type,omitempty"`
 }
 
+// PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.
+type PoolOutlook struct {
+	Now   bool   `msg:"now"`   // it could be had
+	Waits bool   `msg:"waits"` // nodes may be added: pool.create waits for them
+	Text  string `msg:"text"`
+}
+
 // PoolRelease (verb pool.release): the pool goes when no cluster uses it.
 type PoolRelease struct {
 	Pool int `msg:"pool"`
@@ -179,6 +186,9 @@ type ClusterCreate struct {
 type ClusterRef struct {
 	Number uint32 `msg:"number"`
 	Name   string `msg:"name"`
+	// Drain is how many seconds a cluster that is stopped takes no more calls, and
+	// goes on with those that it has; 0: it is stopped at once.
+	Drain float64 `msg:"drain,omitempty"`
 }
 
 // ClusterInfo describes a live cluster.

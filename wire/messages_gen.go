@@ -930,13 +930,31 @@ func (z *ClusterInfo) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 2
-	// string "number"
-	o = append(o, 0x82, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
-	o = msgp.AppendUint32(o, z.Number)
-	// string "name"
-	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
-	o = msgp.AppendString(o, z.Name)
+	// check for omitted fields
+	zb0001Len := uint32(3)
+	var zb0001Mask uint8 /* 3 bits */
+	_ = zb0001Mask
+	if z.Drain == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x4
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "number"
+		o = append(o, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+		o = msgp.AppendUint32(o, z.Number)
+		// string "name"
+		o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+		o = msgp.AppendString(o, z.Name)
+		if (zb0001Mask & 0x4) == 0 { // if not omitted
+			// string "drain"
+			o = append(o, 0xa5, 0x64, 0x72, 0x61, 0x69, 0x6e)
+			o = msgp.AppendFloat64(o, z.Drain)
+		}
+	}
 	return
 }
 
@@ -970,6 +988,12 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Name")
 				return
 			}
+		case "drain":
+			z.Drain, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Drain")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -984,7 +1008,7 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z ClusterRef) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name)
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 6 + msgp.Float64Size
 	return
 }
 
@@ -3000,6 +3024,76 @@ func (z *PoolCreate) Msgsize() (s int) {
 		}
 	}
 	s += 17 + msgp.StringPrefixSize + len(z.Accelerator)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z PoolOutlook) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "now"
+	o = append(o, 0x83, 0xa3, 0x6e, 0x6f, 0x77)
+	o = msgp.AppendBool(o, z.Now)
+	// string "waits"
+	o = append(o, 0xa5, 0x77, 0x61, 0x69, 0x74, 0x73)
+	o = msgp.AppendBool(o, z.Waits)
+	// string "text"
+	o = append(o, 0xa4, 0x74, 0x65, 0x78, 0x74)
+	o = msgp.AppendString(o, z.Text)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *PoolOutlook) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "now":
+			z.Now, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Now")
+				return
+			}
+		case "waits":
+			z.Waits, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Waits")
+				return
+			}
+		case "text":
+			z.Text, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Text")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z PoolOutlook) Msgsize() (s int) {
+	s = 1 + 4 + msgp.BoolSize + 6 + msgp.BoolSize + 5 + msgp.StringPrefixSize + len(z.Text)
 	return
 }
 

@@ -44,9 +44,10 @@ if TYPE_CHECKING:
         WorkerImportError,
     )
     from ._handles import WorkerHandle
+    from ._instances import Instances
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
-    from ._resources import Plan, ResourceManager
+    from ._resources import Outlook, Plan, ResourceManager
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
 
@@ -63,6 +64,7 @@ __all__ = [
     "EncodingError",
     "Execute",
     "HeadLostError",
+    "Instances",
     "InvalidArgumentError",
     "LayoutError",
     "LimitError",
@@ -70,6 +72,7 @@ __all__ = [
     "MusterError",
     "NodeLostError",
     "NotFoundError",
+    "Outlook",
     "PerRank",
     "PlacementError",
     "Plan",
@@ -133,6 +136,7 @@ _HOMES = {
     "WorkerDiedError": "_errors",
     "WorkerImportError": "_errors",
     "WorkerHandle": "_handles",
+    "Instances": "_instances",
     "Ref": "_refs",
     "as_completed": "_refs",
     "get": "_refs",
@@ -140,6 +144,7 @@ _HOMES = {
     "Dispatch": "_register",
     "Execute": "_register",
     "register": "_register",
+    "Outlook": "_resources",
     "Plan": "_resources",
     "ResourceManager": "_resources",
     "Broadcast": "_values",

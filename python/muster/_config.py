@@ -86,6 +86,9 @@ class WorkerConfig:
     span_nodes: bool = False
     #: "inherit" gives the workers Ray's token, so that they can use Ray themselves.
     ray: str = ""
+    #: Ray's runtime_env: env_vars, working_dir and py_modules everywhere; pip, uv, conda and
+    #: py_executable with Ray's nodes.
+    runtime_env: Mapping[str, Any] | None = None
 
     def shape(self) -> dict[str, int]:
         """The parallel sizes asked for; 0 where nobody said anything."""
