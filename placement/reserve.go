@@ -110,8 +110,9 @@ func (ask Ask) counts(room []int, free [][]spec.Device) []int {
 			if at < 0 && ask.Strategy == StrictPack {
 				return nil
 			}
-			if at < 0 {
-				at = len(fits) - 1
+			if at < 0 { // else the tightest of those with most room
+				most := room[fits[len(fits)-1]]
+				at = slices.IndexFunc(fits, func(i int) bool { return room[i] == most })
 			}
 			put(fits[at], min(left, room[fits[at]]))
 			fits = slices.Delete(fits, at, at+1)

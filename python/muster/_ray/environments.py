@@ -45,7 +45,7 @@ class Environments:
         self._ray = ray
         self._lock = threading.Lock()
         self._making: dict[tuple[str, str], threading.Lock] = {}
-        self._made: dict[tuple[str, str], tuple[Any, dict[str, Any]]] = {}
+        self._made: dict[tuple[str, str], Any] = {}  # their actors
         self._plain: dict[str, dict[str, Any]] = {}
 
     def apply(
@@ -56,14 +56,24 @@ class Environments:
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
         with making:  # once for all clusters that ask
-            if key not in self._made:
-                made = self._make(node, asked)
-                with self._lock:
-                    self._made[key] = made
-            found = self._made[key][1]
+            found = self._still(key) or self._make(key, node, asked)
             if node.name not in self._plain:
                 self._plain[node.name] = self._look_around(node)
         return changed(runtime, found, self._plain[node.name], "working_dir" in asked)
+
+    def _still(self, key: tuple[str, str]) -> dict[str, Any] | None:
+        """What an environment is like that is there already."""
+        with self._lock:
+            actor = self._made.get(key)
+        if actor is None:
+            return None
+        try:
+            found: dict[str, Any] = self._ray.get(actor.about.remote(), timeout=_PLAIN_PATIENCE)
+        except Exception:  # its process is gone, and Ray may clear what nobody needs
+            with self._lock:
+                self._made.pop(key, None)
+            return None
+        return found
 
     def _options(self, node: Node) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -71,7 +81,7 @@ class Environments:
         there = NodeAffinitySchedulingStrategy(node.id, soft=False)
         return {"num_cpus": 0, "scheduling_strategy": there}
 
-    def _make(self, node: Node, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _make(self, key: tuple[str, str], node: Node, asked: Mapping[str, Any]) -> dict[str, Any]:
         ray = self._ray
         patience = (asked.get("config") or {}).get("setup_timeout_seconds") or _SETUP_PATIENCE
         actor = None
@@ -81,13 +91,16 @@ class Environments:
                 .options(**self._options(node), max_restarts=0, runtime_env=dict(asked))
                 .remote()
             )
-            return actor, ray.get(actor.about.remote(), timeout=float(patience) + 30)
+            found: dict[str, Any] = ray.get(actor.about.remote(), timeout=float(patience) + 30)
         except Exception as error:
             if actor is not None:
                 ray.kill(actor)
             raise Refused(
                 f"Ray could not set up the runtime_env on {node.name}: {cause(error)}", "startup"
             ) from None
+        with self._lock:
+            self._made[key] = actor
+        return found
 
     def _look_around(self, node: Node) -> dict[str, Any]:
         task = self._ray.remote(remote.surroundings).options(**self._options(node))
@@ -99,7 +112,7 @@ class Environments:
         with self._lock:
             gone = [self._made.pop(key) for key in list(self._made) if key[0] == name]
             self._plain.pop(name, None)
-        for actor, _ in gone:
+        for actor in gone:
             try:
                 self._ray.kill(actor)
             except Exception:  # it is gone
