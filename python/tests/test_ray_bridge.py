@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from muster._ray import groups, joining, remote, shipping
+from muster._ray import agents, groups, joining, remote, shipping
 
 
 def node(name: str, here: bool = False, **more: Any) -> groups.Node:
@@ -144,3 +144,26 @@ def test_shipped_content_is_checked_and_kept(
     assert sorted(os.listdir(tmp_path / "cache" / "muster")) == sorted(
         [hashlib.sha256(program).hexdigest(), sha]
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "2 worker(s) were killed due to the node running low on memory. Memory on the node "
+            "(IP: 10.0.0.2, ID: 92ed) was 1.10GB / 1.37GB (0.80)\nOOM kill reason: threshold",
+            "Ray's memory monitor killed its actor, as the node ran low on memory "
+            "(1.10GB / 1.37GB (0.80))",
+        ),
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: Agent\n"
+            "The actor died because its node has died. Node Id: 5f\n\tthe actor's node was "
+            "terminated unexpectedly: health check failed due to missing too many heartbeats",
+            "Ray has declared its node dead (health check failed due to missing too many "
+            "heartbeats): its machine or its raylet is down, or the network between is cut",
+        ),
+        ("The worker died unexpectedly.", "its actor in Ray ended: RuntimeError: The worker died"),
+    ],
+)
+def test_why_ray_takes_an_actor_for_dead(said: str, told: str) -> None:
+    assert agents.how_it_ended(RuntimeError(said)).startswith(told)
