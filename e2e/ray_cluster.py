@@ -122,7 +122,7 @@ class Cluster:
 
         until(lambda: not self.musters(), lambda: f"left: {self.musters()}")
         until(lambda: not (files and self.files()), lambda: f"left: {self.files()}")
-        until(lambda: not left(), lambda: f"left in Ray: {left()}")
+        until(lambda: not left(), lambda: f"left in Ray: {left()}", 60)
 
 
 def until(true: Callable[[], bool], problem: Callable[[], str], seconds: float = 30) -> None:
