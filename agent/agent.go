@@ -131,6 +131,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	why := "the agent was told to end"
 	select {
 	case <-ctx.Done():
+		a.head.notify("leaving", &wire.Leaving{Why: a.toldToEnd()})
 	case <-owner:
 		why = "the process that all this was for has ended"
 	case lost = <-headGone:
@@ -143,6 +144,14 @@ func Run(ctx context.Context, join backend.Join) error {
 		return nil
 	}
 	return fmt.Errorf("lost the head: %w", lost)
+}
+
+// toldToEnd is why an agent leaves that was told to.
+func (a *agent) toldToEnd() string {
+	if a.join.Leash != 0 {
+		return "what kept it on its node has ended, or it was told to end"
+	}
+	return "it was told to end"
 }
 
 // firstJoin joins the head. One that was killed before it could answer may be

@@ -75,6 +75,9 @@ func Warden() int {
 	if err != nil { // who looks for what is left over may take it for that
 		fmt.Fprintln(os.Stderr, "muster warden:", err)
 	}
+	if join.Leash != 0 {
+		session.ClearBeside(join.Dir)
+	}
 	reaper, err := process.NewReaper()
 	if err != nil {
 		return fail(err)

@@ -16,7 +16,8 @@ import pytest
 
 from hosts import Hosts
 from hosts.rays import python_with_ray
-from ray_test import WORKER, Cluster, until
+from ray_cluster import Cluster, until
+from ray_test import WORKER
 from running import BINARY
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from hosts import Hosts
-from ray_test import WORKER, Cluster, until
+from ray_cluster import Cluster, until
+from ray_test import WORKER
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

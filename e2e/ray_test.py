@@ -12,106 +12,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hosts import Hosts, Ray, Running
-from running import IMPORTS
+from hosts import Hosts, Running
+from ray_cluster import Cluster, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-# Three nodes of eight stand-ins: Ray counts eight GPUs on each, and none is there.
-VIRTUAL = "3x8"
-
-# What is alive in Ray: actors, and groups that are not removed.
-LEFT = """
-import json, sys
-import ray
-from ray.util.placement_group import placement_group_table
-ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False, namespace="look")
-actors = ray._private.state.actors().values()
-alive = [a["Name"] or a["ActorClassName"] for a in actors if a["State"] not in ("DEAD",)]
-groups = [g["name"] for g in placement_group_table().values() if g["state"] != "REMOVED"]
-print("left:" + json.dumps(alive + groups))
-"""
-
-
-class Cluster:
-    """Ray on three hosts, and scripts that use it from the first."""
-
-    def __init__(self, hosts: Hosts, ray: Ray) -> None:
-        self.hosts, self.ray = hosts, ray
-        self._count = 0
-
-    def env(self, **more: str) -> dict[str, str]:
-        return {**self.ray.env, "MUSTER_BACKEND": "ray", "MUSTER_VIRTUAL": VIRTUAL, **more}
-
-    def script(self, source: str, **files: str) -> Path:
-        """A script in a folder of its own on the first host."""
-        self._count += 1
-        folder = self.hosts.scratch / f"work-{self._count}"
-        outside = self.hosts[0].path(folder)
-        outside.mkdir()
-        for name, text in files.items():
-            (outside / f"{name}.py").write_text(text)
-        (outside / "script.py").write_text(IMPORTS + source)
-        return folder / "script.py"
-
-    def start(self, source: str, env: dict[str, str] | None = None, **files: str) -> Running:
-        path = self.script(source, **files)
-        # Its folder is not there outside the host.
-        inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(path.parent)]
-        command = [*inside, str(self.ray.python), str(path)]
-        return self.hosts.popen(0, command, env=env or self.env(), stdin=subprocess.PIPE)
-
-    def run(self, source: str, env: dict[str, str] | None = None, **files: str) -> Any:
-        """A script run to a good end; what it printed last, as JSON."""
-        done = self.finish(self.start(source, env, **files))
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-        return json.loads(done.stdout.splitlines()[-1])
-
-    def finish(self, running: Running, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        try:
-            out, err = running.communicate(timeout=timeout)
-        finally:
-            running.kill()
-        return subprocess.CompletedProcess([], running.wait(), out, err)
-
-    def left(self) -> list[str]:
-        """What Ray still has of anybody's."""
-        done = self.hosts.run(
-            0, [str(self.ray.python), "-c", LEFT, self.ray.address], env=self.ray.env, check=True
-        )
-        line = next(li for li in done.stdout.splitlines() if li.startswith("left:"))
-        return list(json.loads(line.removeprefix("left:")))
-
-    def musters(self) -> list[str]:
-        """Muster's processes on all hosts, the bridge included."""
-        return [
-            f"host{host}: {pid} {line}"
-            for host in range(len(self.hosts))
-            for pid, line in self.hosts.processes(host).items()
-            if line.startswith("muster") or "muster._ray" in line or "muster zygote" in line
-        ]
-
-    def pids(self, host: int, what: str) -> list[int]:
-        found = self.hosts.processes(host)
-        return sorted(pid for pid, line in found.items() if line.startswith(what) or what in line)
-
-    def nothing_is_left(self) -> None:
-        until(lambda: not self.musters(), lambda: f"left: {self.musters()}")
-        until(lambda: not self.left(), lambda: f"left in Ray: {self.left()}")
-
-
-def until(true: Callable[[], bool], problem: Callable[[], str], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, problem()
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -392,7 +301,8 @@ if __name__ == "__main__":
     try:
         print(json.dumps(c.sleep(float(sys.argv[1]) if len(sys.argv) > 1 else 60)), flush=True)
     except muster.MusterError as error:
-        print(json.dumps([type(error).__name__, str(error)]), flush=True)
+        said = [type(error).__name__, str(error), error.node, error.rank]
+        print(json.dumps(said), flush=True)
 """
 )
 
@@ -406,7 +316,7 @@ def waiting(cluster: Cluster) -> Running:
     return running
 
 
-def killed(cluster: Cluster, host: int, what: str) -> tuple[str, str]:
+def killed(cluster: Cluster, host: int, what: str) -> str:
     """Kill what a script that waits for a call depends on; what the call then says."""
     running = waiting(cluster)
     pids = cluster.pids(host, what)
@@ -415,27 +325,26 @@ def killed(cluster: Cluster, host: int, what: str) -> tuple[str, str]:
         os.kill(pid, signal.SIGKILL)
     done = cluster.finish(running)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    kind, text = json.loads(done.stdout.splitlines()[-1])
-    return kind, text
+    kind, text, node, rank = json.loads(done.stdout.splitlines()[-1])
+    assert kind == "NodeLostError", text
+    assert f"the agent of {node} is gone" in text, text
+    # Two ranks a host, and the first of those that are lost is told.
+    assert (node, rank) == ("10.77.0.2", 2) or (host == 0 and node == "10.77.0.3"), text
+    return str(text)
 
 
 def test_the_bridge_is_killed(cluster: Cluster) -> None:
-    kind, text = killed(cluster, 0, "muster._ray")
-    assert kind == "NodeLostError", text
-    assert "bridge" in text, text
+    """Ray ends its actors, they their agents: what was far is lost, all of it."""
+    assert "the bridge to Ray is gone" in killed(cluster, 0, "muster._ray")
 
 
 def test_an_agent_is_killed(cluster: Cluster) -> None:
-    kind, text = killed(cluster, 1, "muster agent")
-    assert kind == "NodeLostError", text
-    assert "10.77.0.2" in text, text
+    assert "SIGKILL" in killed(cluster, 1, "muster agent")
 
 
-def test_rays_memory_monitor_kills_an_agents_actor(cluster: Cluster) -> None:
-    kind, text = killed(cluster, 1, "ray::Agent")
-    # Its agent ends in order, so a worker's end may be told before the node's.
-    assert kind in ("NodeLostError", "WorkerDiedError"), text
-    assert "10.77.0.2" in text, text
+def test_an_agents_actor_is_killed(cluster: Cluster) -> None:
+    """Its agent ends in order then, and says so before its workers' ends are told."""
+    assert "its actor in Ray ended" in killed(cluster, 1, "ray::Agent")
 
 
 def test_a_script_that_is_killed_leaves_nothing(cluster: Cluster) -> None:
@@ -519,22 +428,34 @@ def test_a_pool_waits_for_nodes_that_are_added_and_a_raylet_is_killed() -> None:
         for pid in cluster.ray.pids(2, "raylet"):
             os.kill(pid, signal.SIGKILL)
         done = cluster.finish(running)
-        kind, text = json.loads(done.stdout.splitlines()[-1])
-        assert kind == "NodeLostError", text
-        assert "10.77.0.3" in text, text
-        until(lambda: not cluster.musters(), lambda: f"left: {cluster.musters()}")
+        kind, text, node, rank = json.loads(done.stdout.splitlines()[-1])
+        assert (kind, node, rank) == ("NodeLostError", "10.77.0.3", 4), text
+        assert "the agent of 10.77.0.3 is gone" in text, text
+        cluster.nothing_is_left(files=False)
+
+
+# Another pool, once the call has returned.
+MORE = """
+    try:
+        ResourceManager(2, 1)
+    except muster.MusterError as error:
+        print(json.dumps([type(error).__name__, str(error)]), flush=True)
+"""
 
 
 def test_rays_head_is_killed_and_the_call_goes_on() -> None:
     """Calls need nothing of Ray; what its nodes do without their head is theirs."""
     with Hosts(3) as hosts:
         cluster = Cluster(hosts, hosts.ray_up())
-        running = cluster.start(WAITS.replace("else 60", "else 10"))
+        running = cluster.start(WAITS.replace("else 60", "else 10") + MORE)
         assert running.stdout is not None
         assert running.stdout.readline().strip() == "ready"
         for pid in cluster.ray.pids(0, "gcs_server"):
             os.kill(pid, signal.SIGKILL)
         done = cluster.finish(running)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout.splitlines()[-1]) == list(range(6)), done.stderr
+        *_, call, pool = map(json.loads, done.stdout.splitlines()[1:])
+        assert call == list(range(6)), done.stderr
+        kind, text = pool
+        assert kind == "ResourceError" and "no Ray at 10.77.0.1:6379" in text, text
         until(lambda: not cluster.musters(), lambda: f"left: {cluster.musters()}")

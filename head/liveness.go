@@ -28,6 +28,7 @@ type silence struct {
 	looked  time.Time
 	ack     time.Duration // for how long its machine has acknowledged nothing
 	trip    time.Duration // how long it takes to
+	deaf    bool          // it does not get what it is sent
 	suspect bool
 	asked   time.Time     // when it was asked, and has not answered; zero: it has
 	answer  time.Duration // how long its agent took the last time
@@ -39,7 +40,7 @@ const slowAnswer = time.Second
 // look takes what the kernel says now, and tells what changed.
 func (s *silence) look(q wire.Quiet, now time.Time, suspectAfter time.Duration) (became, healed bool) {
 	was := s.suspect
-	s.since, s.ack, s.trip, s.looked = q.Data, q.Ack, q.Trip, now
+	s.since, s.ack, s.trip, s.deaf, s.looked = q.Data, q.Ack, q.Trip, q.Deaf, now
 	s.suspect = q.Data >= suspectAfter
 	return s.suspect && !was, was && !s.suspect
 }
@@ -47,7 +48,10 @@ func (s *silence) look(q wire.Quiet, now time.Time, suspectAfter time.Duration) 
 // text says in words what is wrong with a node that is silent.
 func (s *silence) text(name string) string {
 	since := inSeconds(s.since + time.Since(s.looked))
-	if s.ack < s.since/2 {
+	switch heard := s.ack < s.since/2; {
+	case heard && s.deaf:
+		return fmt.Sprintf("the agent of %s has not answered for %s: its machine is heard, and does not hear this one: the network between loses one direction", name, since)
+	case heard:
 		return fmt.Sprintf("the agent of %s has not answered for %s, though its machine does: it is stopped, stuck, or far too busy", name, since)
 	}
 	return fmt.Sprintf("nothing has come from %s for %s: its machine is down, or the network between is cut", name, since)

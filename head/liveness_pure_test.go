@@ -13,6 +13,7 @@ func TestSilence(t *testing.T) {
 	var s silence
 	for _, step := range []struct {
 		data, ack      time.Duration
+		deaf           bool
 		became, healed bool
 		words          string
 	}{
@@ -20,11 +21,12 @@ func TestSilence(t *testing.T) {
 		{data: 2999 * time.Millisecond, ack: 0},
 		{data: bound, ack: bound, became: true, words: "nothing has come from n for 3.0 s: its machine is down, or the network between is cut"},
 		{data: 4 * time.Second, ack: 100 * time.Millisecond, words: "the agent of n has not answered for 4.0 s, though its machine does"},
-		{data: 12 * time.Second, ack: 11 * time.Second, words: "nothing has come from n for 12 s"},
+		{data: 5 * time.Second, ack: 100 * time.Millisecond, deaf: true, words: "the agent of n has not answered for 5.0 s: its machine is heard, and does not hear this one: the network between loses one direction"},
+		{data: 12 * time.Second, ack: 11 * time.Second, deaf: true, words: "nothing has come from n for 12 s"},
 		{data: 0, ack: 0, healed: true},
 		{data: time.Minute, ack: 0, became: true, words: "the agent of n has not answered for 60 s"},
 	} {
-		became, healed := s.look(wire.Quiet{Data: step.data, Ack: step.ack}, time.Now(), bound)
+		became, healed := s.look(wire.Quiet{Data: step.data, Ack: step.ack, Deaf: step.deaf}, time.Now(), bound)
 		if became != step.became || healed != step.healed || s.suspect != (step.data >= bound) {
 			t.Errorf("%v without data, %v without a word: became %v, healed %v, is %v", step.data, step.ack, became, healed, s.suspect)
 		}

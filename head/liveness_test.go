@@ -349,3 +349,27 @@ func TestCutAnywhereOverTheNetwork(t *testing.T) {
 		})
 	}
 }
+
+// An agent that is told to end says so first: what its workers come to is part of
+// that, and the backend may say more of why.
+func TestAnAgentThatLeaves(t *testing.T) {
+	for _, virtual := range []string{"1x0", "1x0+net"} {
+		t.Run(virtual, func(t *testing.T) {
+			legs := make(chan *fake.Leg, 2)
+			r := newRig(t, setup{virtual: virtual, script: fake.Script{Answer: func(leg *fake.Leg) { legs <- leg }}})
+			info := r.cluster("a", 2)
+			call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
+			first, second := within(t, legs, "a leg"), within(t, legs, "a leg")
+			body, err := wire.AppendVerb(nil, "leaving", &wire.Leaving{Why: "it was told to end"})
+			must(t, err)
+			r.fake.Agent(0).Send(wire.Header{Kind: wire.KindNotice}, body)
+			first.Worker.Die(wire.Exited{Signal: "SIGTERM"})
+			second.Worker.Die(wire.Exited{Signal: "SIGTERM"})
+			r.fake.Agent(0).HangUp()
+			e := r.owner.fails(call, spec.CodeNodeLost, "the agent of node-0 is gone: it was told to end", "Its workers went with it")
+			if e.Node != "node-0" {
+				t.Errorf("of node %q", e.Node)
+			}
+		})
+	}
+}

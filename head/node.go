@@ -28,6 +28,7 @@ type node struct {
 	told  wire.Objects // for its store, while that is put together; empty between
 	ready bool
 	lost  *spec.Error // why it is no use any more
+	leave string      // why its agent is about to end, by its own word; "": it is not
 
 	wanted  int    // by pools that are being made
 	idle    bool   // no pool has it, and it stays for what lies in its store
@@ -132,11 +133,55 @@ func (n *node) watch(agent backend.Agent) {
 	n.launched = time.Now()
 	n.h.mu.Unlock()
 	<-agent.Done()
-	why := "it ended"
+	n.h.mu.Lock()
+	why, conn, far := n.leave, n.conn, n.far
+	n.h.mu.Unlock()
+	if why == "" {
+		why = "it ended"
+	}
 	if err := agent.Err(); err != nil {
 		why = err.Error()
 	}
+	n.loseAgent(why)
+	if far && conn != nil {
+		// A backend may take a node for dead whose agent is there all the same. It
+		// dials again, and hears that nobody waits for it.
+		time.AfterFunc(n.h.opts.SuspectAfter, conn.Cut)
+	}
+}
+
+func (n *node) loseAgent(why string) {
 	n.lose(spec.Errorf(spec.CodeNodeLost, "the agent of %s is gone: %s. Its workers went with it", n.name, why))
+}
+
+// leaveWait is how long the backend may take to say more of an agent that leaves
+// than it knows itself.
+const leaveWait = 5 * time.Second
+
+// leaving: the agent of n says that it is about to end. What it tells of its
+// workers' ends from now on is part of that.
+func (n *node) leaving(why string) {
+	h := n.h
+	h.mu.Lock()
+	n.leave = why
+	agent := n.agent
+	h.mu.Unlock()
+	if agent == nil {
+		n.loseAgent(why)
+		return
+	}
+	go func() {
+		late := time.NewTimer(leaveWait)
+		defer late.Stop()
+		select {
+		case <-agent.Done(): // watch tells
+		case <-late.C:
+			n.loseAgent(why)
+			agent.Kill()
+		case <-h.over:
+		case <-h.crash:
+		}
+	}()
 }
 
 // admitAgent lets the agent of a node in.
@@ -245,6 +290,12 @@ func (n *nodeConn) handle(f *wire.Frame, b *batch) error {
 		n.h.mu.Lock()
 		n.h.events.noticeLocked(f.Body)
 		n.h.mu.Unlock()
+	case "leaving":
+		var l wire.Leaving
+		if _, err := l.UnmarshalMsg(rest); err != nil {
+			return spec.Errorf(spec.CodeProtocol, "a notice of an agent's leaving that cannot be read: %v", err)
+		}
+		n.leaving(l.Why)
 	case "exited":
 		var e wire.Exited
 		if _, err := e.UnmarshalMsg(rest); err != nil {

@@ -178,6 +178,10 @@ func (h *Head) exited(n *node, e wire.Exited) {
 		return
 	}
 	w.exit = &e
+	if n.leave != "" { // its agent ends with all its workers: that is told, with the cause
+		h.mu.Unlock()
+		return
+	}
 	// What it said last (a failure, a result) may still be on its way to us:
 	// its connection's end is the end of that, unless a copy of its socket lives on.
 	if w.gen == 0 || w.closed {

@@ -220,3 +220,18 @@ func RemoveLast(dir string) error {
 	}
 	return os.RemoveAll(dir)
 }
+
+// ClearBeside removes folders beside dir whose wardens were killed, as that of dir
+// may be. Where what starts wardens kills with a process all that is below it,
+// nobody is left on that machine to clear up; so the next one does.
+func ClearBeside(dir string) {
+	paths, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "muster-*", "warden-*.lock"))
+	for _, path := range paths {
+		left := filepath.Dir(path)
+		_, err := os.Lstat(filepath.Join(left, headLock)) // then it is a session's, and a head clears it
+		if left == filepath.Clean(dir) || err == nil || !readRecord(path).here() || len(wardens(left)) > 0 {
+			continue
+		}
+		_ = os.RemoveAll(left) // the next one tries again
+	}
+}

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -199,4 +200,45 @@ func TestEveryPlaceIsLookedAt(t *testing.T) {
 		}
 	}
 	t.Errorf("%s was not found in %v", name, Places())
+}
+
+func TestFoldersOfWardensThatWereKilled(t *testing.T) {
+	base := t.TempDir()
+	made := func(name string, files ...string) string {
+		dir := filepath.Join(base, name)
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if err := os.WriteFile(filepath.Join(dir, file), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return dir
+	}
+	hold := func(dir string) func() {
+		release, err := HoldNode(dir, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return release
+	}
+	own, killed, held := made("muster-own"), made("muster-killed"), made("muster-held")
+	begun, whole := made("muster-begun", "warden-1.lock"), made("muster-whole", "head.lock")
+	other := made("other")
+	for _, dir := range []string{own, held} {
+		defer hold(dir)()
+	}
+	for _, dir := range []string{killed, whole, other} {
+		hold(dir)()
+	}
+	ClearBeside(own)
+	for _, dir := range []string{own, held, begun, whole, other} {
+		if _, err := os.Stat(dir); err != nil {
+			t.Errorf("%s: %v", dir, err)
+		}
+	}
+	if _, err := os.Stat(killed); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is there: %v", killed, err)
+	}
 }

@@ -149,7 +149,12 @@ type Quiet struct {
 	Data time.Duration // since bytes came
 	Ack  time.Duration // since the other machine acknowledged anything
 	Trip time.Duration // how long that takes
+	Deaf bool          // what was sent has been sent again and again, and is not acknowledged
 }
+
+// deafAfter is how many times the same bytes are sent again before that means
+// something.
+const deafAfter = 2
 
 // Quiet says how long nothing has come; false where there is no telling.
 // It counts what lies unread, too.
@@ -174,7 +179,7 @@ func (c *Conn) Quiet() (Quiet, bool) {
 	}
 	return Quiet{
 		Data: time.Duration(info.Last_data_recv) * time.Millisecond, Ack: time.Duration(info.Last_ack_recv) * time.Millisecond,
-		Trip: time.Duration(info.Rtt) * time.Microsecond,
+		Trip: time.Duration(info.Rtt) * time.Microsecond, Deaf: info.Retransmits >= deafAfter,
 	}, true
 }
 

@@ -436,6 +436,12 @@ type Ping struct {
 	Silent float64 `msg:"silent"` // seconds for which the sender has heard nothing
 }
 
+// Leaving (notice leaving) is an agent's word that it is about to end, with its
+// workers, whose ends it tells after it.
+type Leaving struct {
+	Why string `msg:"why"`
+}
+
 // Load (notice load) is how busy a node is, every few seconds.
 type Load struct {
 	Load      float64 `msg:"load"`      // of the last minute, as /proc/loadavg has it

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from hosts import remains
+from hosts.memory import Memory
 from hosts.remains import ip
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Hosts:
         venv = ROOT / "build" / "venv-ray"
         self._kept = list(kept) if kept is not None else [venv] if venv.exists() else []
         self._running: list[Running] = []
+        self._memory = Memory()
         self.hosts: list[Host] = []
 
     def __enter__(self) -> Hosts:
@@ -185,7 +187,8 @@ class Hosts:
         """What programs of a host find, with all folders for state in its scratch folder."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "MUSTER_"))}
         folder = str(self.scratch)
-        own = {"HOME": folder, "TMPDIR": folder, "MUSTER_DIR": folder, "HOSTNAME": f"host{host}"}
+        own = {"HOSTNAME": f"host{host}", "MUSTER_DIR": folder}
+        own |= dict.fromkeys(("HOME", "TMPDIR", "XDG_RUNTIME_DIR"), folder)
         return {**kept, **own, **(extra or {})}
 
     def popen(
@@ -215,7 +218,7 @@ class Hosts:
             f"--wd={cwd or self.scratch}",
         ]
         popen = subprocess.Popen(
-            [*enter, "--", *(str(word) for word in command)],
+            [*self._memory.entering(host), *enter, "--", *(str(word) for word in command)],
             env=self.environment(host, env),
             stdin=stdin,
             stdout=stdout,
@@ -270,21 +273,28 @@ class Hosts:
         ip("-n", self._switch, "link", "set", f"p{host}", "up" if up else "down")
 
     def shape(
-        self, host: int, *, loss: float = 0, delay: float = 0, rate: str = "", way: str = "both"
+        self,
+        host: int,
+        *,
+        loss: float = 0,
+        delay: float = 0,
+        rate: str = "",
+        queue: str = "50ms",
+        way: str = "both",
     ) -> None:
         """Makes a host's link worse; without arguments, good again.
 
         loss is in percent (100 with one way is a one-way partition), delay in
-        milliseconds each way, rate as tc has it ("100mbit"); way is "out" (what
-        the host sends), "in" or "both".
+        milliseconds each way, rate as tc has it ("100mbit"), with a queue of what
+        may wait for so long; way is "out" (what the host sends), "in" or "both".
         """
         at = self.hosts[host]
         for space, device, name in (
             (at.namespace, "eth0", "out"),
             (self._switch, f"p{host}", "in"),
         ):
-            for queue in ("root", "clsact"):
-                _tc(space, "qdisc", "del", "dev", device, queue, check=False)
+            for kind in ("root", "clsact"):
+                _tc(space, "qdisc", "del", "dev", device, kind, check=False)
             if way not in (name, "both"):
                 continue
             if loss:
@@ -309,8 +319,12 @@ class Hosts:
                     *limit,
                 )
             elif rate:
-                how = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+                how = ["tbf", "rate", rate, "burst", "256kb", "latency", queue]
                 _tc(space, "qdisc", "add", "dev", device, "root", *how)
+
+    def limit_memory(self, host: int, size: int) -> None:
+        """Gives a host only so many bytes, as a container has: also what it reads of itself."""
+        self._memory.limit(self.hosts[host], f"{self.name}-{host}", size)
 
     def ray_up(self, **how: Any) -> Ray:
         """A Ray node on each host, the head's on the first; see Ray."""

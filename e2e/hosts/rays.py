@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PORT = 6379
-START_SECONDS = 90.0
+#: How long Ray may take to start a node, on a machine that does much else.
+START_SECONDS = 150.0
 
 # Alive nodes, one JSON line each time there is another count, until there are
 # as many as were asked for.
@@ -115,6 +116,7 @@ class Ray:
         )
         flags = [f"--node-ip-address={at.address}", *self._flags, *self._own.get(host, [])]
         env = {k: v for k, v in self.env.items() if k != "RAY_ADDRESS"}
+        env["RAY_raylet_start_wait_time_s"] = f"{START_SECONDS * 0.8:g}"
         # Into a file: what Ray starts keeps what it is given open.
         log = at.path(at.scratch) / "ray-start.log"
         with log.open("a") as out:

@@ -15,6 +15,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from hosts import memory
+
 LOCKS = Path("/run/muster-hosts")
 #: Scratch folders lie here: short, for the sake of sockets' paths.
 SCRATCH = Path("/tmp")
@@ -77,6 +79,7 @@ def clear(name: str) -> None:
         time.sleep(0.02)
     for space in spaces:
         ip("netns", "del", space, check=False)
+    memory.remove(name)
     shutil.rmtree(SCRATCH / name, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from muster._ray import environments, groups, joining, reasons, remote, scaling, shipping
+from muster._ray import groups, joining, reasons, remote, scaling, shipping
 from muster._ray.scaling import Scaling
 
 
@@ -209,86 +209,3 @@ def test_shipped_content_is_checked_and_kept(
     assert sorted(os.listdir(tmp_path / "cache" / "muster")) == sorted(
         [hashlib.sha256(program).hexdigest(), sha]
     )
-
-
-def test_what_ray_has_set_up_is_what_differs() -> None:
-    plain = {
-        "python": "/venv/bin/python",
-        "path": ["", "/venv/lib"],
-        "dir": "/home",
-        "env": {"PATH": "/bin:/usr/bin", "KEPT": "1", "RAY_JOB_ID": "01"},
-    }
-    found = {
-        "python": "/made/bin/python",
-        "path": ["", "/made/lib", "/venv/lib"],
-        "dir": "/made/code",
-        "env": {
-            "PATH": "/made/bin:/bin:/usr/bin",
-            "KEPT": "1",
-            "VIRTUAL_ENV": "/made",
-            "RAY_JOB_ID": "02",
-            "PYTHONPATH": "/made/lib",
-        },
-    }
-    runtime = {"python": "/mine/python", "dir": "/mine", "sys_path": ["/mine/lib", "/made/lib"]}
-    got = environments.changed(runtime, found, plain, moved=False)
-    assert got == {
-        "python": "/made/bin/python",
-        "dir": "/mine",
-        "sys_path": ["/made/lib", "/mine/lib"],
-        "env": {"VIRTUAL_ENV": "/made"},
-        "path": ["/made/bin"],
-    }
-    assert environments.changed(runtime, found, plain, moved=True)["dir"] == "/made/code"
-    same = environments.changed(runtime, plain, plain, moved=False)
-    assert same["python"] == "/mine/python" and not same["env"] and not same["path"]
-
-
-class Reply:
-    """A method of an actor whose ref is its value."""
-
-    def __init__(self, does: Any) -> None:
-        self.remote = does
-
-
-class FakeNode:
-    """What shipping asks of an actor, on this machine: Ray's part is not what is tested."""
-
-    def __init__(self, lacks: set[str]) -> None:
-        kept = remote.Agent()
-        self.lacking = Reply(lambda paths: [p for p in paths if p in lacks])
-        self.same, self.has, self.take = Reply(kept.same), Reply(kept.has), Reply(kept.take)
-
-
-class FakeRay:
-    @staticmethod
-    def get(value: Any, timeout: float | None = None) -> Any:
-        return value
-
-
-def test_modules_are_shipped_without_their_neighbours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    lib = tmp_path / "lib"
-    (lib / "pkg").mkdir(parents=True)
-    (lib / "pkg" / "__init__.py").write_text("value = 1\n")
-    (lib / "one.py").write_text("value = 2\n")
-    (lib / "neighbour.bin").write_text("large")
-    modules = [str(lib / "pkg"), str(lib / "one.py"), str(lib / "there")]
-    runtime = {
-        "python": "/p",
-        "package": "/m",
-        "dir": "/",
-        "main": "",
-        "sys_path": ["/m"],
-        "modules": modules,
-    }
-    node = FakeNode(set(modules[:2]))
-    fitted = shipping.fit(FakeRay, node, "host", runtime, shipping.Packer())
-    package, single, there = fitted["modules"]
-    assert there == modules[2], "it was there"
-    assert os.listdir(os.path.dirname(package)) == ["pkg"]
-    assert os.listdir(os.path.dirname(single)) == ["one.py"]
-    with pytest.raises(joining.Refused, match=r"lib/there is not there on host, nor here"):
-        shipping.fit(FakeRay, FakeNode(set(modules)), "host", runtime, shipping.Packer())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,8 @@ from .joining import Refused
 #: Seconds for Ray to start an actor.
 _START_PATIENCE = 60.0
 _CONCURRENT = 8
+#: Seconds between two questions after an actor that cannot be reached.
+_AWAY_PAUSE = 1.0
 
 
 class _Kept:
@@ -109,12 +113,19 @@ class Agents:
         return there or shipping.send_program(self._ray, actor, program, sha)
 
     def _watch(self, number: int, kept: _Kept) -> None:
-        try:
-            why = str(self._ray.get(kept.actor.wait.remote())["why"])
-        except BaseException as error:
-            why = f"its actor in Ray ended: {_cause(error)}"
+        why = self._wait(kept)
         self._drop(number, kept)
         self._ended(number, why)
+
+    def _wait(self, kept: _Kept) -> str:
+        """Wait for the agent's end, or for proof that it has come; says how it was."""
+        while True:
+            try:
+                return str(self._ray.get(kept.actor.wait.remote())["why"])
+            except self._ray.exceptions.ActorUnavailableError:
+                time.sleep(_AWAY_PAUSE)  # the network may be cut: that proves nothing
+            except BaseException as error:
+                return how_it_ended(error)
 
     def _drop(self, number: int, kept: _Kept) -> None:
         with self._lock:
@@ -164,6 +175,26 @@ class Agents:
                 f"Ray has no node {kept.name if kept else 'here'} (any more)", "node_lost"
             )
         return self._environments.apply(node, asked, fitted)
+
+
+def how_it_ended(error: BaseException) -> str:
+    """Why Ray takes an agent's actor for dead: what to know, and what to do."""
+    text = " ".join(str(error).split())
+    if "low on memory" in text:
+        found = re.search(r"Memory on the node.*? was ([^()]*\([0-9.]+\))", text)
+        return (
+            "Ray's memory monitor killed its actor, as the node ran low on memory"
+            f"{f' ({found[1]})' if found else ''}. It counts what workers hold too: have them hold "
+            "less, or start Ray there with a higher RAY_memory_usage_threshold "
+            "(RAY_memory_monitor_refresh_ms=0 turns the monitor off)"
+        )
+    if "node has died" in text or "node was terminated" in text:
+        found = re.search(r"terminated[^:]*: ?([^.]*)", text)
+        return (
+            f"Ray has declared its node dead{f' ({found[1].strip()})' if found else ''}: its "
+            "machine or its raylet is down, or the network between is cut"
+        )
+    return f"its actor in Ray ended: {_cause(error)}"
 
 
 def _cause(error: BaseException) -> str:

@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from .joining import Refused, join, untested
+from .joining import Refused, check_port, join, untested
 
 _LISTENER = 3
 #: Seconds for a new head to dial the first time, and for Ray to let go of us.
@@ -48,6 +48,7 @@ class Bridge:
         self._conn: socket.socket | None = None
         self._joining = threading.Lock()
         self._ray: Any = None
+        self._gcs = ""
         self._grace = 0.0
         self._owner = -1
 
@@ -124,6 +125,7 @@ class Bridge:
 
             return [node.told() for node in nodes(self._ray)]
         if op == "reserve":
+            check_port(self._gcs)  # where Ray's head is gone, Ray itself would wait for long
             return self._groups.reserve(
                 args, lambda text: self._say({"event": "waiting", "id": number, "text": text})
             )
@@ -149,7 +151,7 @@ class Bridge:
             return {
                 "version": ray.__version__,
                 "warning": untested(ray.__version__),
-                "address": ray.get_runtime_context().gcs_address,
+                "address": self._gcs,
                 "pid": os.getpid(),
                 "agents": self._agents.known(),
                 "groups": self._groups.known(),
@@ -167,6 +169,7 @@ class Bridge:
         from . import agents, groups, remote
 
         ray.cloudpickle.register_pickle_by_value(remote)
+        self._gcs = str(ray.get_runtime_context().gcs_address)
         self._agents = agents.Agents(ray, self._ended)
         self._groups = groups.Groups(ray, prefix, self._agents.prepare)
         self._ray = ray
