@@ -90,6 +90,10 @@ bench-quick: venv ## the same in about three minutes, into build/bench: fewer ro
 bench-batch: venv ## batches alone, 64 and 256 MiB, into build/bench (BENCH_ARGS="--systems muster,floor" leaves Ray out)
 	@$(PY) bench/run.py --quick --cases batches $(BENCH_ARGS)
 
+.PHONY: bench-hosts
+bench-hosts: venv $(VENV_RAY)/.ready ## three hosts out of namespaces, Muster beside plain Ray actors, into docs/hosts.json and docs/benchmarks.md (under 12 minutes; needs root)
+	@$(VENV_RAY)/bin/python bench/run_hosts.py --publish $(BENCH_ARGS)
+
 .PHONY: soak
 soak: venv ## 1,000 steps of 256 MiB, after which no process has more memory, descriptors or segments (SOAK_ARGS="--steps 100")
 	@$(PY) bench/soak.py $(SOAK_ARGS)

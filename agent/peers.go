@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log"
@@ -53,13 +52,12 @@ func (a *agent) meetStores(welcome wire.Welcome, conn *wire.Conn) (*serving, err
 		address: net.JoinHostPort(shown, port), done: make(chan struct{}),
 		server: &http.Server{
 			Handler: a.store.Handler(welcome.PeerToken), ReadHeaderTimeout: askBound, IdleTimeout: idleBound,
-			ErrorLog: log.New(os.Stderr, fmt.Sprintf("muster agent: the store of node %s: ", a.join.Name), 0),
+			ConnContext: store.ConnContext,
+			ErrorLog:    log.New(os.Stderr, fmt.Sprintf("muster agent: the store of node %s: ", a.join.Name), 0),
 		},
 	}
 	if a.identity.server != nil {
-		config := a.identity.server.Clone()
-		config.DynamicRecordSizingDisabled = true // chunks are large from their first byte on
-		listener = tls.NewListener(listener, config)
+		listener = store.Secure(listener, a.identity.server)
 	}
 	go func() {
 		defer close(s.done)

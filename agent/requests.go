@@ -11,35 +11,56 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-// serveHead reads the head's frames until the connection ends.
+// serveHead handles the head's frames until the connection ends: in the loop that
+// reads the links as well, so that a call goes through this process in one thread.
 func (a *agent) serveHead(ctx context.Context, head *wire.Conn) error {
+	ended := make(chan error, 1)
+	readable := func() {
+		err := head.Fetch()
+		for err == nil && head.Buffered() {
+			err = a.fromHead(ctx, head)
+		}
+		a.relay.flush()
+		if err != nil {
+			head.Leave()
+			ended <- err
+		}
+	}
 	for {
-		f, err := head.Read()
+		if !head.Buffered() && a.relay.loop != nil && head.Attend(a.relay.loop, readable) {
+			return <-ended
+		}
+		err := a.fromHead(ctx, head)
+		if err != nil || !head.Buffered() {
+			a.relay.flush()
+		}
 		if err != nil {
 			return err
 		}
-		switch {
-		case f.Kind == wire.KindClose && f.Peer == 0:
-			if f.Body != nil && !msgp.IsNil(f.Body) {
-				return wire.ReadError(f.Body) // it hangs up because of what was sent
-			}
-		case f.Peer != 0:
-			a.relay.deliver(f)
-		case f.Kind == wire.KindFanout:
-			if err := a.relay.fanout(f); err != nil {
-				return err
-			}
-		case f.Kind == wire.KindRequest:
-			a.request(ctx, head, f)
-		case f.Kind == wire.KindNotice:
-			if err := a.notice(head, f); err != nil {
-				return err
-			}
-		}
-		if !head.Buffered() {
-			a.relay.flush()
-		}
 	}
+}
+
+// fromHead handles the next frame. Nothing in it waits.
+func (a *agent) fromHead(ctx context.Context, head *wire.Conn) error {
+	f, err := head.Read()
+	if err != nil {
+		return err
+	}
+	switch {
+	case f.Kind == wire.KindClose && f.Peer == 0:
+		if f.Body != nil && !msgp.IsNil(f.Body) {
+			return wire.ReadError(f.Body) // it hangs up because of what was sent
+		}
+	case f.Peer != 0:
+		a.relay.deliver(f)
+	case f.Kind == wire.KindFanout:
+		return a.relay.fanout(f)
+	case f.Kind == wire.KindRequest:
+		a.request(ctx, head, f)
+	case f.Kind == wire.KindNotice:
+		return a.notice(head, f)
+	}
+	return nil
 }
 
 // request answers a request of the head. What must keep the order of requests

@@ -6,6 +6,7 @@ starts nothing and reads no clock.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,6 +111,30 @@ def cases(quick: bool, heavy: Sequence[str]) -> list[Case]:
             Case("heavy 64", "heavy", 1, 500, {"workers": 64, "again": False, **modules}),
         ]
     return found
+
+
+def record(lines: Iterable[bytes | str], began: float) -> dict[str, Any]:
+    """A driver's lines as values; what is no line of ours is passed over."""
+    values: dict[str, float] = {}
+    parts: dict[str, dict[str, float]] = {}
+    cpu: dict[str, float] = {}
+    failure = ""
+    for line in lines:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if "metric" in found:
+            values[found["metric"]] = found["value"]
+        elif "moment" in found:
+            values[found["moment"]] = found["at"] - began
+        elif "parts" in found:
+            parts[found["parts"]] = found["values"]
+        elif "cpu" in found:
+            cpu |= found["cpu"]
+        elif "failure" in found:
+            failure = found["failure"]
+    return {"values": values, "parts": parts, "cpu": cpu, "failure": failure}
 
 
 def percentile(values: Iterable[float], share: float) -> float:

@@ -96,7 +96,7 @@ class Harness:
             _end_group(process)
         code = process.wait()  # before clear, which collects every dead child
         left = machine.clear(self.grace if in_time else 0.0)
-        record = _record(lines, began)
+        record = measures.record(lines, began)
         told = record.pop("cpu")
         # Who tells nothing is too short a script to be held up by telling.
         share = others.share(sum(told.values())) if told else 0.0
@@ -151,30 +151,6 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-
-
-def _record(lines: list[bytes], began: float) -> dict[str, Any]:
-    """A driver's lines as values; what is no line of ours is passed over."""
-    values: dict[str, float] = {}
-    parts: dict[str, dict[str, float]] = {}
-    cpu: dict[str, float] = {}
-    failure = ""
-    for line in lines:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if "metric" in found:
-            values[found["metric"]] = found["value"]
-        elif "moment" in found:
-            values[found["moment"]] = found["at"] - began
-        elif "parts" in found:
-            parts[found["parts"]] = found["values"]
-        elif "cpu" in found:
-            cpu |= found["cpu"]
-        elif "failure" in found:
-            failure = found["failure"]
-    return {"values": values, "parts": parts, "cpu": cpu, "failure": failure}
 
 
 def _last_line(log: Path) -> str:

@@ -117,16 +117,12 @@ func (f *farRig) start(node int, authority *secure.Authority, opts *farOptions) 
 			return
 		}
 		handler.ServeHTTP(&counting{ResponseWriter: w, n: &h.sent}, r)
-	}), ErrorLog: log.New(io.Discard, "", 0)}
-	h.server.TLSConfig = server
+	}), ErrorLog: log.New(io.Discard, "", 0), ConnContext: ConnContext}
+	if server != nil {
+		tcp = Secure(tcp, server)
+	}
 	var serving sync.WaitGroup
-	serving.Go(func() {
-		if server == nil {
-			_ = h.server.Serve(tcp)
-		} else {
-			_ = h.server.ServeTLS(tcp, "", "")
-		}
-	})
+	serving.Go(func() { _ = h.server.Serve(tcp) })
 	unix, err := net.Listen("unix", filepath.Join(dir, fmt.Sprintf("agent-%d.sock", node)))
 	if err != nil {
 		f.Fatal(err)

@@ -78,7 +78,7 @@ func (s *Store) serveChunk(w http.ResponseWriter, r *http.Request, id uint64, ch
 		return
 	}
 	defer s.unhold([]*object{o})
-	if err := s.sendChunk(w, o, chunk); err != nil {
+	if err := s.sendChunk(w, gatheringOf(r), o, chunk); err != nil {
 		// What is sent already cannot be taken back; that it ends too early is
 		// noticed at the other end.
 		panic(http.ErrAbortHandler)
@@ -127,7 +127,7 @@ func (s *Store) waitForChunk(ctx context.Context, id uint64, chunk uint32) (*obj
 
 // sendChunk sends a chunk that is here. Without TLS the kernel does, from the
 // segment's own pages.
-func (s *Store) sendChunk(w http.ResponseWriter, o *object, chunk uint32) error {
+func (s *Store) sendChunk(w http.ResponseWriter, g *gathering, o *object, chunk uint32) error {
 	s.mu.Lock()
 	mem, err := mapped(o.segment)
 	fd := o.segment.fd
@@ -157,15 +157,19 @@ func (s *Store) sendChunk(w http.ResponseWriter, o *object, chunk uint32) error 
 	if chunk == 0 {
 		h.Set(whatHeader, url.QueryEscape(o.what))
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendBound))
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Now().Add(sendBound))
 	w.WriteHeader(http.StatusPartialContent)
 	if len(bytes) == 0 {
 		return nil
 	}
 	file := s.ownFile(fd, at.from)
 	if file == nil {
-		_, err = w.Write(bytes)
-		return err
+		g.begin()
+		if _, err = w.Write(bytes); err == nil {
+			err = control.Flush()
+		}
+		return errors.Join(err, g.end())
 	}
 	defer file.Close()
 	_, err = io.CopyN(w, file, int64(len(bytes)))

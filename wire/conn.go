@@ -388,7 +388,7 @@ func (c *Conn) Flush() {
 	if len(c.queue) == 0 {
 		switch {
 		case c.seal != nil:
-			if c.sealNow() {
+			if c.loop == nil && c.sealNow() {
 				return
 			}
 		case (c.loop != nil || c.raw != nil) && c.writeNow():
@@ -469,6 +469,9 @@ func (c *Conn) drain() {
 
 func (c *Conn) drop() {
 	c.out, c.queue = nil, nil
+	if c.seal != nil && c.loop != nil {
+		c.seal.left = nil
+	}
 	c.pending.Store(0)
 }
 

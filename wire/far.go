@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,12 +40,10 @@ func Over(nc *net.TCPConn, secure *tls.Config, client bool) (*Conn, error) {
 	if secure == nil {
 		return NewConn(nc), nil
 	}
-	s := &seal{TCPConn: nc}
-	raw, err := nc.SyscallConn()
+	s, err := newSeal(nc)
 	if err != nil {
 		return nil, err
 	}
-	s.raw = raw
 	stream := tls.Server(s, secure)
 	if client {
 		stream = tls.Client(s, secure)
@@ -164,12 +160,12 @@ func (c *Conn) Quiet() (Quiet, bool) {
 	look := func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }
 	c.mu.Lock()
 	switch {
-	case c.seal != nil:
-		_ = c.seal.raw.Control(look)
 	case c.loop != nil:
 		if c.fd >= 0 {
 			look(uintptr(c.fd))
 		}
+	case c.seal != nil:
+		_ = c.seal.raw.Control(look)
 	case c.raw != nil:
 		_ = c.raw.Control(look)
 	}
@@ -181,93 +177,4 @@ func (c *Conn) Quiet() (Quiet, bool) {
 		Data: time.Duration(info.Last_data_recv) * time.Millisecond, Ack: time.Duration(info.Last_ack_recv) * time.Millisecond,
 		Trip: time.Duration(info.Rtt) * time.Microsecond, Deaf: info.Retransmits >= deafAfter,
 	}, true
-}
-
-// seal is what lies below TLS. What is written while it holds is kept, so that
-// one who must not wait can encrypt, and write what the kernel takes at once.
-type seal struct {
-	*net.TCPConn
-	raw syscall.RawConn
-
-	mu    sync.Mutex // a reader may write too: an alert
-	holds bool
-	kept  []byte
-
-	// of who flushes, that is of the connection's mu, or of its drain
-	n     int
-	errno syscall.Errno
-}
-
-func (s *seal) Write(b []byte) (int, error) {
-	s.mu.Lock()
-	if s.holds {
-		s.kept = append(s.kept, b...)
-		s.mu.Unlock()
-		return len(b), nil
-	}
-	s.mu.Unlock()
-	return s.TCPConn.Write(b)
-}
-
-// hold begins or ends the keeping, and is what is kept so far.
-func (s *seal) hold(on bool) []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.holds = on
-	return s.kept
-}
-
-// keep is what is left to be written.
-func (s *seal) keep(b []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.kept = b
-}
-
-// finish writes what was kept, waiting for the other end to take it.
-func (s *seal) finish() error {
-	kept := s.hold(false)
-	s.keep(nil)
-	if len(kept) == 0 {
-		return nil
-	}
-	_, err := s.TCPConn.Write(kept)
-	return err
-}
-
-// sealNow encrypts what is queued and tries to write it in one go; it says
-// whether nothing is left. What is left goes first in drain.
-func (c *Conn) sealNow() bool {
-	s := c.seal
-	s.hold(true)
-	n, err := c.nc.Write(c.out)
-	kept := s.hold(false)
-	c.pending.Add(-int64(n))
-	c.out = c.out[:0]
-	if cap(c.out) > idleOutKeep {
-		c.out = nil
-	}
-	if err == nil {
-		err = s.raw.Write(func(fd uintptr) bool {
-			s.n, s.errno = writeFd(fd, kept)
-			return true
-		})
-	}
-	if err == nil && s.errno != 0 && s.errno != syscall.EAGAIN {
-		err = s.errno
-	}
-	if err != nil {
-		s.keep(nil)
-		c.failLocked(err)
-		return true
-	}
-	if left := kept[max(s.n, 0):]; len(left) > 0 {
-		s.keep(left)
-		return false
-	}
-	if kept = kept[:0]; cap(kept) > idleOutKeep {
-		kept = nil
-	}
-	s.keep(kept)
-	return true
 }

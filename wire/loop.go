@@ -202,11 +202,15 @@ func (c *Conn) Attend(l *Loop, readable func()) bool {
 // moveLocked takes the connection away from Go's runtime: a descriptor of our own
 // for the same socket, and the other one closed.
 func (c *Conn) moveLocked(l *Loop) bool {
-	if c.draining || c.err != nil || c.raw == nil {
+	raw := c.raw
+	if c.seal != nil {
+		raw = c.seal.raw
+	}
+	if c.draining || c.err != nil || raw == nil {
 		return false
 	}
 	fd, err := -1, error(nil)
-	if failed := c.raw.Control(func(old uintptr) {
+	if failed := raw.Control(func(old uintptr) {
 		fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0)
 	}); failed != nil || err != nil {
 		return false // out of descriptors, say: it does as it is
@@ -216,7 +220,11 @@ func (c *Conn) moveLocked(l *Loop) bool {
 		_ = unix.Close(fd)
 		return false
 	}
-	_ = c.nc.Close()
+	if c.seal != nil {
+		c.seal.move(fd)
+	} else {
+		_ = c.nc.Close()
+	}
 	c.loop, c.fd = l, fd
 	c.come.L = &c.mu
 	l.mu.Lock()
@@ -252,7 +260,7 @@ func (c *Conn) Fetch() error {
 		c.room(want)
 		into = c.buf[c.end:]
 	}
-	n, errno := readFd(uintptr(c.fd), into)
+	n, errno := c.readNow(into)
 	have := &c.end
 	if c.large.data != nil {
 		have = &c.large.have
@@ -261,15 +269,28 @@ func (c *Conn) Fetch() error {
 	switch {
 	case n > 0 && c.large.data == nil && c.end == len(c.buf) && c.claims() > readBuffer:
 		return c.Fetch() // its rest is there as well, most often
-	case n > 0 || errno == syscall.EAGAIN:
+	case n > 0 || errno == syscall.EAGAIN: //nolint:errorlint // as it came from the kernel
 		return nil
-	case errno != 0:
+	case errno != nil:
 		return errno
 	}
 	if c.large.data != nil {
 		return c.cut(c.over(), headerSize+c.large.have, want)
 	}
 	return c.cut(c.over(), c.end-c.start, want)
+}
+
+// readNow reads once, without waiting: EAGAIN where there is nothing, and no bytes
+// and no error at the end.
+func (c *Conn) readNow(b []byte) (int, error) {
+	if c.seal != nil {
+		return c.unsealNow(b)
+	}
+	n, errno := readFd(uintptr(c.fd), b)
+	if errno != 0 {
+		return n, errno
+	}
+	return n, nil
 }
 
 // claims is how long the next frame says it is; 0 where that is not known.
@@ -314,6 +335,10 @@ func (c *Conn) armLocked() {
 	switch {
 	case c.readable != nil:
 		events |= unix.EPOLLIN
+		if c.moreLocked() {
+			events |= unix.EPOLLOUT // at once: the kernel does not know of what is left
+			c.seal.nudged = true
+		}
 	case c.awaited:
 		events |= unix.EPOLLIN | unix.EPOLLONESHOT
 	default:
@@ -345,15 +370,21 @@ func (c *Conn) told(events uint32) {
 		}
 		return
 	}
-	if events&toRead == 0 {
+	if events&toRead == 0 && !c.moreLocked() {
 		return
 	}
-	readable := c.readable
-	c.using++
-	c.mu.Unlock()
-	readable()
-	c.mu.Lock()
-	c.using--
+	for again := true; again; again = c.readable != nil && !c.closed && c.moreLocked() {
+		readable := c.readable
+		c.using++
+		c.mu.Unlock()
+		readable()
+		c.mu.Lock()
+		c.using--
+	}
+	if c.seal != nil && c.seal.nudged && c.fd >= 0 {
+		c.seal.nudged = false
+		c.armLocked()
+	}
 	c.releaseLocked()
 }
 
@@ -364,20 +395,20 @@ func (c *Conn) readPolled(b []byte) (int, error) {
 	for !c.closed {
 		c.using++
 		c.mu.Unlock()
-		n, errno := readFd(uintptr(c.fd), b)
+		n, errno := c.readNow(b)
 		c.mu.Lock()
 		c.using--
 		c.releaseLocked()
 		switch {
 		case n > 0:
 			return n, nil
-		case errno == syscall.EAGAIN:
+		case errno == syscall.EAGAIN: //nolint:errorlint // as it came from the kernel
 			c.awaited = true
 			c.armLocked()
 			for c.awaited && !c.closed {
 				c.come.Wait()
 			}
-		case errno != 0:
+		case errno != nil:
 			return 0, errno
 		case !c.closed:
 			return 0, io.EOF
@@ -392,6 +423,10 @@ const maxParts = 64
 // writeQueueLocked writes what the kernel takes at once; the loop comes back for
 // the rest.
 func (c *Conn) writeQueueLocked() {
+	if c.seal != nil {
+		c.writeSealedLocked()
+		return
+	}
 	if len(c.out) > 0 {
 		c.queue = append(c.queue, c.out)
 		c.out = nil
