@@ -2,6 +2,7 @@ package head
 
 import (
 	"bytes"
+	"cmp"
 	"time"
 
 	"github.com/muster-rl/muster/call"
@@ -159,13 +160,16 @@ func (p *pending) prepareArgs(layout []spec.RankInfo, r *route, payload []byte, 
 func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 	cl := h.clusters[r.cluster]
 	if cl == nil || !cl.up {
-		name := h.gone[r.cluster]
+		title := h.gone[r.cluster]
 		if cl != nil {
-			name = cl.Name
+			title = cl.title()
 		}
-		return nil, spec.Errorf(spec.CodeNotFound, "cluster %s is no more: it was shut down, or its controller ended", name)
+		return nil, spec.Errorf(spec.CodeNotFound, "%s is no more: it was shut down, or its controller ended", cmp.Or(title, spec.KindCluster))
 	}
 	m := cl.methods[string(r.method)]
+	if m == nil && cl.desc.Engines {
+		m = cl.engineMethod(r.method)
+	}
 	if m == nil || (r.how == howMode && !m.Registered) {
 		return nil, cl.noMethod(string(r.method), m != nil)
 	}

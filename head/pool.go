@@ -118,6 +118,10 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 	if len(nodes) == 0 && lost != nil {
 		return nil, lost
 	}
+	nodes, err := onlyNode(nodes, req.Node)
+	if err != nil {
+		return nil, err
+	}
 	held := make([]placement.Held, 0, len(h.pools))
 	for _, p := range h.pools {
 		held = append(held, placement.Held{Pool: p.Pool, By: h.usersLocked(p)})
@@ -132,6 +136,20 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 	h.pools[got.ID] = &pool{Pool: got, owner: owner, origin: origin}
 	h.notePoolLocked(h.pools[got.ID])
 	return &got, nil
+}
+
+// onlyNode is the node of that name, or all where it is empty.
+func onlyNode(nodes []spec.Node, name string) ([]spec.Node, error) {
+	if name == "" {
+		return nodes, nil
+	}
+	names := make([]string, len(nodes))
+	for i := range nodes {
+		if names[i] = nodes[i].Name; names[i] == name {
+			return nodes[i : i+1], nil
+		}
+	}
+	return nil, spec.Errorf(spec.CodeResources, "there is no node %q that is up; there are %s", name, strings.Join(names, ", "))
 }
 
 // usersLocked names the clusters that use a pool.

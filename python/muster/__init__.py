@@ -43,10 +43,11 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WorkerImportError,
     )
-    from ._handles import WorkerHandle
+    from ._handles import EngineHandle, WorkerHandle
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
-    from ._resources import Plan, ResourceManager
+    from ._resources import Plan, ResourceManager, nodes
+    from ._service import Service, get_service, list_services, service
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
 
@@ -61,6 +62,7 @@ __all__ = [
     "DeadlockError",
     "Dispatch",
     "EncodingError",
+    "EngineHandle",
     "Execute",
     "HeadLostError",
     "InvalidArgumentError",
@@ -80,6 +82,7 @@ __all__ = [
     "RemoteError",
     "ResourceError",
     "ResourceManager",
+    "Service",
     "StartupError",
     "StoreFullError",
     "TaintedError",
@@ -93,9 +96,13 @@ __all__ = [
     "as_completed",
     "get",
     "get_cluster",
+    "get_service",
     "hold_ports",
     "init",
+    "list_services",
+    "nodes",
     "register",
+    "service",
     "shutdown",
     "wait",
 ]
@@ -132,6 +139,7 @@ _HOMES = {
     "TooLargeError": "_errors",
     "WorkerDiedError": "_errors",
     "WorkerImportError": "_errors",
+    "EngineHandle": "_handles",
     "WorkerHandle": "_handles",
     "Ref": "_refs",
     "as_completed": "_refs",
@@ -142,6 +150,11 @@ _HOMES = {
     "register": "_register",
     "Plan": "_resources",
     "ResourceManager": "_resources",
+    "nodes": "_resources",
+    "Service": "_service",
+    "get_service": "_service",
+    "list_services": "_service",
+    "service": "_service",
     "Broadcast": "_values",
     "PerRank": "_values",
     "RankInfo": "_worker",

@@ -14,7 +14,7 @@ from typing import Any
 from . import _errors, _objects, _values, _wire
 from ._client import Connection
 from ._marks import Mark
-from ._methods import Method, check_per_rank, unknown_method
+from ._methods import Method, check_per_rank, engine_method, unknown_method
 from ._refs import PENDING, Ref, seconds
 from ._unanswered import Hold, MovedOn
 
@@ -38,6 +38,7 @@ class Group:
         "_routes",
         "class_name",
         "connection",
+        "engines",
         "methods",
         "name",
         "number",
@@ -53,6 +54,7 @@ class Group:
         self.world = len(info["workers"])
         self.class_name = str(description["class"]).removeprefix("__muster_main__.")
         self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
+        self.engines: bool = description.get("engines", False)
         self.pickle = pickle
         self._routes: dict[tuple[str, int, int, int], bytes] = {}
 
@@ -62,6 +64,9 @@ class Group:
         if found is None:
             if not isinstance(name, str):
                 raise TypeError(f"a method is called by its name, not by {name!r}")
+            if self.engines and "/" in name:
+                found = self.methods[name] = engine_method(name)
+                return found
             raise unknown_method(self.class_name, name, self.methods)
         return found
 
@@ -107,14 +112,13 @@ class Group:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         timeout: float | None,
+        how: int = EVERY_RANK,
     ) -> list[Ref]:
-        """Call every rank, and return one ref per rank."""
+        """Call every rank, and return one ref per rank: of what it returned."""
         flags = _SPLIT | _KEEP
         while True:
             with self.connection.holding_acks() as hold:
-                encoded = self._encode(
-                    method, EVERY_RANK, _ALL, args, kwargs, timeout, flags, hold=hold
-                )
+                encoded = self._encode(method, how, _ALL, args, kwargs, timeout, flags, hold=hold)
                 try:
                     return self.connection.split_call(*encoded, range(self.world), hold)
                 except MovedOn:

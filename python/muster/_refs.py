@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from . import _errors, _values, _wire
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ._client import Connection
 
 PENDING = 0
@@ -83,6 +85,12 @@ class Ref:
             return False
         self._connection.cancel(self._id, kill)
         return True
+
+    def future(self) -> Future[Any]:
+        """The same as a future of the standard library, for code that wants one."""
+        from ._futures import of
+
+        return of(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._state == PENDING:

@@ -15,6 +15,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _context, _objects, _pickling, _values, _wire, _worker
@@ -26,6 +27,7 @@ from .control import Control, Runner
 from .current import call as current
 from .current import current_call
 from .describe import Described
+from .engines import Engines, run_ending
 from .leaving import leave
 from .line import Line
 from .orders import Order
@@ -80,7 +82,7 @@ def _live(order: Order) -> None:
     _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
 
     try:
-        runner = _prepare(order, who, board, way, call_stream, control)
+        runner, farewell = _prepare(order, who, board, way, call_stream, control)
     except SystemExit:
         raise
     except BaseException as error:
@@ -92,6 +94,8 @@ def _live(order: Order) -> None:
     except _wire.FrameError as error:  # not the end of the connection
         sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
         raise SystemExit(1) from None
+    finally:
+        farewell()
 
 
 def _settle(order: Order) -> None:
@@ -151,8 +155,8 @@ def _prepare(
     way: WayBack,
     stream: _wire.FrameStream,
     control: Control,
-) -> Runner:
-    """Make the object and say that it can be called."""
+) -> tuple[Runner, Callable[[], None]]:
+    """Make the object and say that it can be called; also, what to run at the end."""
     setup, start = order.setup, order.worker
     main = setup.get("main") or {}
     sys.argv[1:] = main.get("args") or ()
@@ -173,8 +177,12 @@ def _prepare(
         asyncio.set_event_loop(loop)
 
     _worker._identity = _identity(order, who)
-    obj = classes.construct(cls, config)
-    host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"])
+    engines = _worker._engines = Engines()
+    engines.on_loop, engines.threads = loop is not None, limit > 1
+    service = setup.get("kind") == "service"
+    obj = cls(*config[0], **config[1]) if service else classes.construct(cls, config)
+    del config
+    host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"], engines)
 
     runner: Runner
     line: Line | Loop
@@ -195,12 +203,25 @@ def _prepare(
         "pid": os.getpid(),
         "description": described.message(serial=runner.limit == 1),
         "info": host.info_if_changed(),
+        "engines": engines.told(),
     }
-    way.ready = lambda: ready | {"info": host.info_told()}
+    way.ready = lambda: ready | {"info": host.info_told(), "engines": engines.told()}
     with contextlib.suppress(OSError):  # the next head is told, then
         _notify(stream.sock, "ready", ready)
     way.watch(line)
-    return runner
+    engines.changed = lambda: line.tell(_engines_frame(engines))
+
+    def farewell() -> None:
+        engines.end(loop)
+        if service:
+            run_ending(getattr(obj, "destroy", None), who.worker, engines, loop)
+
+    return runner, farewell
+
+
+def _engines_frame(engines: Engines) -> bytes:
+    body = _wire.pack(["engines", {"engines": engines.told()}])
+    return b"".join(_wire.pack_frame(_wire.KIND_NOTICE, 0, body))
 
 
 def _config(data: bytes, who: Who) -> Any:
@@ -211,7 +232,7 @@ def _config(data: bytes, who: Who) -> Any:
     except Exception as error:
         raise Refusal(
             "encoding",
-            f"{who.worker} could not decode its worker_config: {type(error).__name__}: {error}",
+            f"{who.worker} could not decode what it is made with: {type(error).__name__}: {error}",
         ) from error
 
 
@@ -226,6 +247,7 @@ def _identity(order: Order, who: Who) -> _worker.Identity:
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(env.get("MASTER_PORT") or 0),
         rank_info=_worker.RankInfo(**info),
+        node=who.node,
     )
 
 
