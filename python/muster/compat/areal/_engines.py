@@ -6,7 +6,6 @@ arguments, and its model-parallel peers have them from it over the process group
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,7 +29,7 @@ class EngineTypeError(TypeError):
     """The class is not one of AReaL's engines."""
 
 
-def check_class(path: str, find: Callable[[str], type]) -> None:
+def check_class(path: str) -> None:
     """Refuse what AReaL refuses: with it installed, engines are of its two kinds."""
     if not INSTALLED:
         return
@@ -39,7 +38,9 @@ def check_class(path: str, find: Callable[[str], type]) -> None:
         TrainEngine,
     )
 
-    found = find(path)
+    from ..._runtime.classes import named
+
+    found = named(path)
     if not issubclass(found, (TrainEngine, InferenceEngine)):
         raise EngineTypeError(
             f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"

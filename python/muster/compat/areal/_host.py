@@ -151,7 +151,7 @@ class Host(muster.Worker):
             raise _engines.EngineExistsError(
                 f"Engine '{name}' already exists. Use a different name, or delete it first"
             )
-        _engines.check_class(path, _import)
+        _engines.check_class(path)
         self.create_engine(path, name, *_values.unpack(list(args)), **_values.unpack(kwargs))
 
     def run_engine(self, name: str, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any:
@@ -244,14 +244,6 @@ def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 def split(command: str) -> list[str]:
     """A command's words."""
     return shlex.split(command)
-
-
-def _import(path: str) -> type:
-    import importlib
-
-    module, _, name = path.replace(":", ".").rpartition(".")
-    found: type = getattr(importlib.import_module(module), name)
-    return found
 
 
 def _end_with(pid: int) -> None:

@@ -91,7 +91,10 @@ class Server:
         """Take the experiment's configuration, of which workers need the seed."""
         config = _json.deserialize_value(_needed(data, "config"))
         rank = _needed(data, "rank")
-        seed = config.get("seed") if isinstance(config, dict) else getattr(config, "seed", None)
+        if isinstance(config, dict):  # also one of a class that is not known here
+            seed = config.get("seed", (config.get("data") or {}).get("seed"))
+        else:
+            seed = getattr(config, "seed", None)
         if seed is None:
             raise Refused(400, "'config' has no seed")
         self.run(lambda: self.host.configure(seed, rank))
@@ -248,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         try:
             status, reply = self.owner.answer(self.command, path, body)
-            data = json.dumps(reply).encode()
+            data = json.dumps(reply, default=_plain).encode()
         except Refused as error:
             (status, reply), cause = error.reply, error.__cause__
             data = json.dumps(reply).encode()
@@ -269,6 +272,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not written down."""
+
+
+def _plain(value: Any) -> Any:
+    """What JSON does not know, as near as it has it: enums, numpy's numbers, paths."""
+    for name in ("item", "value"):
+        if hasattr(value, name):
+            found = getattr(value, name)
+            return found() if callable(found) else found
+    return str(value)
 
 
 def _object(verb: str, body: bytes) -> dict[str, Any]:
