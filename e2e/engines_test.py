@@ -184,11 +184,6 @@ def test_status(worker: WorkerHandle) -> None:
     assert shown() == [None, [{"name": "seen", "class": "parts.Model"}]]
     text = run(BINARY, "status", virtual=None).stdout
     assert "seen" in text and "parts.Model" in text
-    from restart_test import replace_head
-
-    replace_head()
-    assert worker.engine("seen").forward(3) == 3
-    assert shown() == [None, [{"name": "seen", "class": "parts.Model"}]]
 
 
 def test_engines_are_made_side_by_side(worker: WorkerHandle) -> None:

@@ -127,7 +127,8 @@ class Trainer(Worker):
     @register(Dispatch.ONE_TO_ALL)
     def push(self, weights: float) -> list[int]:
         refs = [target.take.remote(weights) for target in self.targets]
-        return muster.get(refs)
+        told: list[int] = muster.get(refs)
+        return told
 
 
 class Scheduler:

@@ -151,7 +151,7 @@ def test_constructor_fails() -> None:
         assert "Refusing" in str(caught.value) or "not made" in str(caught.value)
         assert isinstance(caught.value, muster.RemoteError)
         assert "__init__" in caught.value.traceback
-    with pytest.raises(TypeError, match="step"):
+    with pytest.raises(TypeError, match="stop"):
         muster.service(parts.Counter, "refusing", stop=1)
     assert muster.service(parts.Counter, "refusing").add() == 1
 
@@ -271,7 +271,7 @@ def test_workers_that_call_workers() -> None:
         cluster(parts.Generator, rm, name="infer", device_mapping="4-7") as infer,
     ):
         train.setup(infer.workers)
-        assert sorted(sum(train.push(0.5), [])) == [0, 1, 2, 3]
+        assert sorted(rank for told in train.push(0.5) for rank in told) == [0, 1, 2, 3]
         assert infer.get_weights() == [0.5] * 4
 
 
@@ -316,20 +316,6 @@ def test_status() -> None:
     ), text
 
 
-@pytest.mark.chaos
-def test_another_head_knows_them() -> None:
-    from restart_test import replace_head
-
-    svc = muster.service(parts.Counter, "kept", 1)
-    svc.add()
-    replace_head()
-    assert svc.add() == 3
-    assert muster.list_services() == ["kept"]
-    assert muster.service(parts.Counter, "kept", 50).add() == 4
-    with pytest.raises(ValueError, match="living service"):
-        muster.service(parts.Counter, "kept", get_or_create=False)
-
-
 MAIN = """
 class Local:
     def __init__(self, n):
@@ -351,13 +337,12 @@ if __name__ == "__main__":
     assert isinstance(pair, Pair), type(pair)
     with Cluster("asks", Asks, worker_config=WorkerConfig(world_size=1)) as asks:
         print(pair.a, asks.workers[0].ask())
-    class Inner(Local):
-        def __init__(self, n): super().__init__(n + 1)
-    print(muster.service(Inner, "inner", 1).twice().b)
 """
 
 
 def test_classes_of_the_script(tmp_path: Path) -> None:
-    assert output_of(run_script(tmp_path, MAIN)).split() == ["4", "4", "2"]
-    source = "import muster\nclass A:\n    def f(self): return 3\nprint(muster.service(A, 'a').f())\n"
+    assert output_of(run_script(tmp_path, MAIN)).split() == ["4", "4"]
+    source = (
+        "import muster\nclass A:\n    def f(self): return 3\nprint(muster.service(A, 'a').f())\n"
+    )
     assert output_of(run(sys.executable, "-c", source)).strip() == "3"

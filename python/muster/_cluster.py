@@ -71,7 +71,7 @@ class Cluster:
             ray=config.ray,
         )
         spec["runtime"]["command"] = command_of(worker_cls)
-        spec["config"] = encode_config(config, spec["pickle"])
+        spec["config"] = encode_config(config)
         self.resource_manager: ResourceManager | None = resource_manager
         self.worker_config: WorkerConfig | None = config
         self.initialized = False
@@ -367,8 +367,9 @@ def describe_class(worker_cls: type | str, what: str = "worker_cls") -> dict[str
     return {"module": module, "name": name, "pickle": data}
 
 
-def encode_config(config: WorkerConfig, pickle: str) -> bytes:
+def encode_config(config: WorkerConfig) -> bytes:
     """The configuration as a value in one piece."""
+    pickle = config.to_spec("")["pickle"]
     if config.resource_manager is not None:  # which says where workers go, and not with them
         config = copy(config)
         config.resource_manager = None

@@ -83,8 +83,8 @@ def create(
     if command_of(cls):
         raise ValueError(f"{cls!r} is a program; a service hosts an object of a class")
     config = WorkerConfig() if config is None else as_worker_config(config)
-    where = describe_class(cls, "a service's class")
     connection = _context.connection(f"service({name!r})")
+    where = describe_class(cls, "a service's class")
     if get_or_create:
         try:
             return get_service(name)

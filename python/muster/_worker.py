@@ -16,9 +16,9 @@ from ._register import Dispatch, register
 if TYPE_CHECKING:
     import socket
 
-    from ._runtime.engines import Engines
-
     from typing_extensions import Self
+
+    from ._runtime.engines import Engines
 
 
 @dataclass

@@ -15,6 +15,7 @@ import difflib
 import functools
 import inspect
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
@@ -195,8 +196,7 @@ def run_ending(
             else:
                 engines._finish(value)
     except (Exception, SystemExit):
-        print(f"ending {what} failed:", flush=True)
-        traceback.print_exc()
+        sys.stderr.write(f"the end of {what} failed: {traceback.format_exc()}")
 
 
 def set_env(env: Mapping[str, str | None], /) -> None:

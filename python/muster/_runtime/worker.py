@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _context, _objects, _pickling, _values, _wire, _worker
@@ -81,21 +80,20 @@ def _live(order: Order) -> None:
     # Calls that the object makes itself take a connection of their own.
     _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
 
-    try:
-        runner, farewell = _prepare(order, who, board, way, call_stream, control)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            _notify(call_sock, "failed", {"error": _failure(error, who)})
-        raise SystemExit(1) from None
-    try:
-        runner.run()
-    except _wire.FrameError as error:  # not the end of the connection
-        sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
-        raise SystemExit(1) from None
-    finally:
-        farewell()
+    with contextlib.ExitStack() as farewell:  # from the moment that there is an object
+        try:
+            runner = _prepare(order, who, board, way, call_stream, control, farewell)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                _notify(call_sock, "failed", {"error": _failure(error, who)})
+            raise SystemExit(1) from None
+        try:
+            runner.run()
+        except _wire.FrameError as error:  # not the end of the connection
+            sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
+            raise SystemExit(1) from None
 
 
 def _settle(order: Order) -> None:
@@ -155,8 +153,9 @@ def _prepare(
     way: WayBack,
     stream: _wire.FrameStream,
     control: Control,
-) -> tuple[Runner, Callable[[], None]]:
-    """Make the object and say that it can be called; also, what to run at the end."""
+    farewell: contextlib.ExitStack,
+) -> Runner:
+    """Make the object and say that it can be called; ``farewell`` gets what its end takes."""
     setup, start = order.setup, order.worker
     main = setup.get("main") or {}
     sys.argv[1:] = main.get("args") or ()
@@ -165,7 +164,9 @@ def _prepare(
     interpreter.preload(order.preload)
     cls = classes.find(setup["class"], script)
     described = Described(cls, RESERVED_NAMES)
-    config = _config(setup.get("config") or b"", who)
+    service = setup.get("kind") == "service"
+    what = "the arguments of its constructor" if service else "its worker_config"
+    config = _config(setup.get("config") or b"", who, what)
     limit = setup.get("max_concurrency") or 0
 
     loop: Any = None
@@ -179,8 +180,12 @@ def _prepare(
     _worker._identity = _identity(order, who)
     engines = _worker._engines = Engines()
     engines.on_loop, engines.threads = loop is not None, limit > 1
-    service = setup.get("kind") == "service"
-    obj = cls(*config[0], **config[1]) if service else classes.construct(cls, config)
+    farewell.callback(engines.end, loop)
+    if service:
+        obj = cls(*config[0], **config[1])
+        farewell.callback(run_ending, getattr(obj, "destroy", None), who.worker, engines, loop)
+    else:
+        obj = classes.construct(cls, config)
     del config
     host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"], engines)
 
@@ -210,13 +215,7 @@ def _prepare(
         _notify(stream.sock, "ready", ready)
     way.watch(line)
     engines.changed = lambda: line.tell(_engines_frame(engines))
-
-    def farewell() -> None:
-        engines.end(loop)
-        if service:
-            run_ending(getattr(obj, "destroy", None), who.worker, engines, loop)
-
-    return runner, farewell
+    return runner
 
 
 def _engines_frame(engines: Engines) -> bytes:
@@ -224,7 +223,7 @@ def _engines_frame(engines: Engines) -> bytes:
     return b"".join(_wire.pack_frame(_wire.KIND_NOTICE, 0, body))
 
 
-def _config(data: bytes, who: Who) -> Any:
+def _config(data: bytes, who: Who, what: str) -> Any:
     if not data:
         return None
     try:
@@ -232,7 +231,7 @@ def _config(data: bytes, who: Who) -> Any:
     except Exception as error:
         raise Refusal(
             "encoding",
-            f"{who.worker} could not decode what it is made with: {type(error).__name__}: {error}",
+            f"{who.worker} could not decode {what}: {type(error).__name__}: {error}",
         ) from error
 
 
