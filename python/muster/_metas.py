@@ -74,7 +74,10 @@ def adopted(batch: Any, meta: Meta) -> Any:
     A class that travels as a batch has ``__muster_batch__``, which makes one of an object,
     and ``__from_muster_batch__``, a class method that makes an object of one.
     """
-    if not isinstance(meta, Encoded) or _CLASS_KEY not in meta.value[:20]:
+    if not isinstance(meta, Encoded) or not meta.value:
+        return batch
+    first = {0xDE: 3, 0xDF: 5}.get(meta.value[0], 1)  # behind the head of the map
+    if not meta.value.startswith(_CLASS_KEY, first):
         return batch
     said = _values.decode(meta.value, meta.bufs)[CLASS]
     path = said if isinstance(said, str) else said[0]
