@@ -156,8 +156,6 @@ class ConstructionFailed(Exception):
 
 def translate(error: BaseException, actor: str | None = None) -> BaseException:
     """The error of a call as Ray has it; ``actor`` is the id of the actor that was called."""
-    if not isinstance(error, _errors.MusterError) or isinstance(error, RayError):
-        return error
     text = str(error)
     if isinstance(error, _errors.RemoteError):
         cause = _cause(error)
@@ -166,6 +164,8 @@ def translate(error: BaseException, actor: str | None = None) -> BaseException:
         if isinstance(cause, RayTaskError):  # one that was passed on: it tells where it began
             cause = cause.cause
         return RayTaskError(error.method, text, cause).as_instanceof_cause()
+    if not isinstance(error, _errors.MusterError) or isinstance(error, RayError):
+        return error
     if isinstance(error, _errors.CallCancelledError):
         return TaskCancelledError(text)
     if isinstance(error, (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)):
