@@ -211,6 +211,24 @@ class AsyncPair(Pair):
         return str(await muster.get_service(self.other).back.remote(muster.get_service("pair")))
 
 
+class Stalling(Pair):
+    """Waits inside a coroutine, which stalls its event loop."""
+
+    async def outer(self) -> str:  # type: ignore[override]
+        return super().outer()
+
+    async def later(self) -> str:
+        ref = muster.get_service(self.other).back.remote(muster.get_service("pair"))
+        return str(muster.get(ref))
+
+
+class Narcissus:
+    """Asks for itself before it is there."""
+
+    def __init__(self) -> None:
+        muster.service(Narcissus, "narcissus")
+
+
 class Back:
     """Calls back who called it."""
 

@@ -289,6 +289,21 @@ def test_called_back_while_it_waits() -> None:
         pair.shutdown()
 
 
+def test_a_stalled_loop_is_told_of() -> None:
+    """A wait that blocks the loop, for who then calls back, fails at once; and it goes on."""
+    muster.service(parts.Back, "back")
+    pair = muster.service(parts.Stalling, "pair", "back")
+    for method in ("outer", "later"):
+        with pytest.raises(muster.DeadlockError, match="would never end"):
+            pair.call(method)
+        assert pair.inner() == "inner"
+
+
+def test_one_that_asks_for_itself() -> None:
+    with pytest.raises(muster.DeadlockError, match="asks for itself while it is made"):
+        muster.service(parts.Narcissus, "narcissus")
+
+
 @pytest.mark.parametrize("kind", [parts.Keeper, parts.AsyncKeeper])
 def test_destroy_at_the_end(kind: Any, tmp_path: Path) -> None:
     said = tmp_path / "said"

@@ -300,7 +300,7 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 		}
 		for _, id := range ids {
 			if cl := h.table.FindCaller(c.number, id); cl != nil {
-				h.ordersLocked(h.table.Wait(&c.worker.Worker, cl), b)
+				h.ordersLocked(h.table.Wait(&c.worker.Worker, cl, f.Flags&wire.FlagWhole != 0), b)
 			}
 		}
 		return nil

@@ -23,6 +23,12 @@ func (cl *cluster) livesLocked() bool {
 	return cl.up && !cl.stopping && (!cl.service() || cl.workers[0].Dead == nil)
 }
 
+func (cl *cluster) upNow(h *Head) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return cl.up
+}
+
 // startingLocked says that it may yet live.
 func (cl *cluster) startingLocked() bool {
 	select {
@@ -40,6 +46,9 @@ func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *
 		made, taken, err := h.registerCluster(owner, origin, req)
 		if taken == nil {
 			return made, nil, err
+		}
+		if owner.worker != nil && owner.worker.cluster == taken && !taken.upNow(h) {
+			return nil, nil, spec.Errorf(spec.CodeDeadlock, "service %s asks for itself while it is made, and would wait for that for ever: ask later, in a method", taken.Name)
 		}
 		living, err := h.yields(ctx, taken, req)
 		if living != nil || err != nil {

@@ -20,7 +20,7 @@ from ._unanswered import Hold, MovedOn
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
-_SPLIT, _WAITING, _MARKED, _KEEP = 1, 2, 4, 8
+_SPLIT, _WAITING, _MARKED, _KEEP, _WHOLE = 1, 2, 4, 8, 16
 
 #: Seconds beyond a call's own deadline after which the head itself counts as stuck.
 _HEAD_LATE = 30.0
@@ -83,7 +83,8 @@ class Group:
         """Call and wait for the answer."""
         if timeout is not None:
             timeout = seconds(timeout)
-        ref = self._send(method, how, rank, args, kwargs, timeout, _WAITING, finish)
+        flags = _WAITING | _WHOLE if timeout is None and self.connection.stalls() else _WAITING
+        ref = self._send(method, how, rank, args, kwargs, timeout, flags, finish)
         if timeout is None:
             self.connection.wait_one(ref)
         elif not self.connection.wait_one(ref, monotonic() + timeout + _HEAD_LATE):

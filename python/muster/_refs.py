@@ -331,7 +331,7 @@ def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_fai
         return True
     # All that are pending are of one connection: the end of a session fails its refs.
     connection = tally.left[0]._connection
-    connection.tell_waiting(tally.left)
+    connection.tell_waiting(tally.left, deadline is None and target == len(refs))
     watchers = tally.watchers()
     for ref, watcher in watchers:
         ref.watch(watcher)
@@ -346,7 +346,7 @@ def _settle(refs: list[Ref], deadline: float | None, timeout: float | None) -> N
     """Wait for all refs or one failure; at the deadline, end the calls that are left."""
     if len(refs) == 1:
         connection = refs[0]._connection
-        connection.tell_waiting(refs)
+        connection.tell_waiting(refs, deadline is None)
         settled = connection.wait_one(refs[0], deadline)
     else:
         settled = _gather(refs, len(refs), deadline, stop_at_failure=True)

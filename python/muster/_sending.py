@@ -49,6 +49,7 @@ class Sender(Reader):
         buffers: Sequence[Any] = (),
         keep: bool = False,
         hold: Hold | None = None,
+        flags: int = 0,
     ) -> None:
         """Send a frame; one to ``keep`` is kept until it is answered. MovedOn where a hold is of
         a time before the head of now, and has to be made anew."""
@@ -56,7 +57,7 @@ class Sender(Reader):
             raise self._failure()
         ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF  # as in _ack
         told: list[_objects.Account] = []
-        parts = [] if buffers else _wire.pack_frame(kind, ident, body, ack=ack)
+        parts = [] if buffers else _wire.pack_frame(kind, ident, body, (), flags, ack=ack)
         cut = False
         with self._send_lock:
             if self._outgoing is not None:

@@ -176,6 +176,7 @@ def _prepare(
         # Made before the object, whose constructor may ask for it.
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
+        _context.runs_calls_on_a_loop()
 
     _worker._identity = _identity(order, who)
     engines = _worker._engines = Engines()
