@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from muster.compat.areal import Job, MusterScheduler
+from muster.compat.areal import Job, MusterScheduler, WorkerFailedError
 from running import eventually, session
 
 HERE = Path(__file__).parent
@@ -227,6 +227,24 @@ def test_data(peer: Peer) -> None:
         asyncio.run(RTensor.clear_node(address, shards))
     with pytest.raises(RuntimeError, match="Failed to fetch shard"):
         RTensor(kept.shard, wide.to("meta")).to_local()
+
+
+@pytest.mark.chaos
+def test_forks_of_a_worker_that_is_killed(tmp_path: Path) -> None:
+    with session("1x2"):
+        scheduler = MusterScheduler(log_dir=str(tmp_path))
+        scheduler.create_workers(Job("actor", 1))
+        [worker] = scheduler.get_workers("actor")
+        pid = scheduler._workers["actor"][0].pid
+        peer = Peer(f"{worker.ip}:{worker.worker_ports[0]}", pid)
+        raw = [sys.executable, "-c", "import time; time.sleep(600)"]
+        fork = peer.post("/fork", role="raw", worker_index=0, raw_cmd=raw)[1]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: not os.path.exists(f"/proc/{fork}"))
+        with pytest.raises(WorkerFailedError) as dead:
+            scheduler.get_workers("actor")
+        assert dead.value.exit_code == -signal.SIGKILL
+        scheduler.delete_workers()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

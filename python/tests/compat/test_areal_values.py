@@ -131,6 +131,8 @@ def test_shards_travel_without_their_rows() -> None:
     }
     assert torch.equal(_tensors.fetch(shard.shard_id), rows)
     assert _tensors.storage_stats()["total_bytes"] >= rows.nbytes
+    within = _values.unpack(_values.pack(Outer("x", more={"t": [kept["a"][0]]}))).more["t"][0]
+    assert isinstance(within, _tensors.RTensor) and within.shard == back.shard
     back.data = rows
     assert _values.pack(back) is rows, "rows that are here already go along"
     assert _tensors.remove(shard.shard_id) == 1 and _tensors.remove(shard.shard_id) == 0

@@ -121,7 +121,8 @@ def _reserve(share: Share, per_node: int) -> None:
                 f"workers of {each} GPUs do not fill nodes of {per_node}: {total} GPUs would have "
                 "workers that lie on two nodes"
             )
-    whole = total if nodes == 1 else per_node
+    # As many on each node as it takes, and no more: what is left is for others.
+    whole = per_node if each > per_node > 0 else -(-total // (nodes * each)) * each
     share.pool = ResourceManager(whole, nodes, timeout=_PATIENCE)
     if _strategy(share.spec) != "deferred":  # else the pool has the GPUs, and the worker none
         share.mapping = list(range(total))

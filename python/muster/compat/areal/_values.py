@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -51,10 +52,15 @@ def _pack_dataclass(value: Any) -> Any:
         if not data.is_meta:
             return data  # the rows are here already, so they go along
         return Shard(shard.shard_id, shard.node_addr, list(data.shape), str(data.dtype))
+    return _each_field(value, lambda entry: pack(entry, tuples=False))  # tuples are meant there
+
+
+def _each_field(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A dataclass with changed fields; itself where none changes."""
     made = value
     for entry in fields(value):
         before = getattr(value, entry.name, None)
-        after = pack(before, tuples=False)  # fields that are tuples are meant to be
+        after = change(before)
         if after is not before:
             if made is value:
                 made = copy.copy(value)
@@ -73,7 +79,12 @@ def unpack(value: Any) -> Any:
         where = home.TensorShardInfo(shard_id=value.shard_id, node_addr=value.node_addr)
         return home.RTensor(shard=where, data=data)
     if isinstance(value, dict):
-        return {key: unpack(entry) for key, entry in value.items()}
+        unpacked = {key: unpack(entry) for key, entry in value.items()}
+        return value if all(unpacked[key] is value[key] for key in value) else unpacked
     if isinstance(value, list):
-        return [unpack(entry) for entry in value]
+        entries = [unpack(entry) for entry in value]
+        same = all(after is before for after, before in zip(entries, value, strict=True))
+        return value if same else entries
+    if is_dataclass(value) and not isinstance(value, type):
+        return _each_field(value, unpack)
     return value

@@ -62,6 +62,10 @@ class WorkerInfo:
             self.handle.call("live_env", timeout=10.0)
         except _errors.WorkerDiedError as error:
             raise failed(self.id, error) from error
+        except _errors.NodeLostError as error:
+            raise _api.RPCConnectionError(
+                self.id, self.worker.ip, self.port, error.message
+            ) from error
 
     def ready(self) -> bool:
         """Whether it answers by HTTP."""

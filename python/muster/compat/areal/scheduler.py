@@ -12,6 +12,7 @@ import contextlib
 import getpass
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ logger = logging.getLogger("MusterScheduler")
 #: Seconds that workers have between SIGTERM, in which engines are destroyed, and SIGKILL.
 _GRACE = 3.0
 _counter = itertools.count()
+#: What every worker needs; AReaL and what it imports come once the environment is complete.
+_PRELOAD = ("muster.compat.areal._host", "muster.compat.areal._http")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class MusterScheduler(_api.Scheduler):
@@ -134,7 +138,7 @@ class MusterScheduler(_api.Scheduler):
             Opening(
                 self._identity(role, index),
                 "",
-                spec.port_count,
+                max(spec.port_count, 1),
                 _environment.refused(spec.env_vars),
                 command=words,
             )
@@ -202,7 +206,7 @@ class MusterScheduler(_api.Scheduler):
         infos: list[WorkerInfo] = []
         try:
             for number, share in enumerate(shares):
-                name = role.replace("/", "_") + self._suffix
+                name = _NOT_IN_NAMES.sub("_", role).lstrip("-.") + self._suffix
                 if len(shares) > 1:
                     name += f".{number}"
                 if self._logs is not None:
@@ -234,6 +238,7 @@ class MusterScheduler(_api.Scheduler):
             grace=_GRACE,
             startup_timeout=max(self.startup_timeout, 1.0),
             python=_interpreter(spec),
+            preload=_PRELOAD,
             ray="inherit" if deferred else "",
         )
         return Cluster(name, Host, share.pool, config)
