@@ -128,6 +128,21 @@ def refs_come_back_inside_values() -> None:
 
 
 @case
+def handles_that_come_back() -> None:
+    counter = Counter.options(name="found").remote()
+    found = ray.get_actor("found")
+    assert found == counter and ray.get(found.add.remote()) == 1
+    assert ray.get(found.__ray_ready__.remote())
+    assert ray.get(found.__ray_call__.remote(lambda obj, x: obj.value + x, 5)) == 6
+    raises(AttributeError, lambda: ray.get(found.nothing.remote()))
+    found.__ray_terminate__.remote()
+    raises(
+        ray.exceptions.RayActorError,
+        lambda: [ray.get(counter.sleep.remote(0.05)) for _ in range(600)],
+    )
+
+
+@case
 def large_values() -> None:
     array = np.arange(1 << 20, dtype=np.float64)
     ref = ray.put(array)
@@ -163,6 +178,18 @@ def threads_of_an_actor() -> None:
     gate = ray.remote(Gate).options(max_concurrency=3).remote()
     assert sorted(ray.get([gate.meet.remote() for _ in range(3)], timeout=60)) == [0, 1, 2]
     ray.kill(gate)
+
+
+@case
+def actors_that_call_each_other() -> None:
+    one, two = ray.remote(Queue).remote(), ray.remote(Queue).remote()
+    assert ray.get(one.ping.remote(two, one, 4), timeout=60) == 4
+    for actor in (one, two):
+        ray.kill(actor)
+    one, two = (ray.remote(Gate).options(max_concurrency=4).remote() for _ in range(2))
+    assert ray.get(one.ping.remote(two, one, 4), timeout=60) == 4
+    for actor in (one, two):
+        ray.kill(actor)
 
 
 @case

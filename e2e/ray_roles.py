@@ -201,6 +201,9 @@ class Queue:
     def loops(self) -> bool:
         return self.running
 
+    async def ping(self, other: Any, me: Any, depth: int) -> int:
+        return 0 if depth == 0 else 1 + int(await other.ping.remote(me, other, depth - 1))
+
 
 class Gate:
     """Threads meet in it."""
@@ -210,6 +213,11 @@ class Gate:
 
     def meet(self) -> int:
         return self.barrier.wait(timeout=60)
+
+    def ping(self, other: Any, me: Any, depth: int) -> int:
+        if depth == 0:
+            return 0
+        return 1 + int(ray.get(other.ping.remote(me, other, depth - 1)))
 
 
 class Broken:

@@ -161,18 +161,20 @@ def raised(error: BaseException) -> _errors.MusterError:
 
 def test_an_error_has_both_classes() -> None:
     error: Any = exceptions.translate(raised(Coded(5)), "actor")
-    assert isinstance(error, Coded) and isinstance(error, exceptions.RayTaskError)
     assert type(error.cause) is Coded and error.cause.code == 5 and error.code == 5
+    assert isinstance(error, Coded) and isinstance(error, exceptions.RayTaskError)
     assert "code 5" in str(error) and "remote traceback" in str(error)
     assert error.function_name == "step"
     again = pickle.loads(pickle.dumps(error))
-    assert isinstance(again, Coded) and again.cause.code == 5 and str(again) == str(error)
+    assert again.cause.code == 5 and str(again) == str(error)
+    assert isinstance(again, Coded)
 
 
 def test_an_error_that_is_passed_on_keeps_its_cause() -> None:
     first = exceptions.translate(raised(Coded(5)), "a")
     second: Any = exceptions.translate(raised(first), "b")
-    assert isinstance(second, Coded) and type(second.cause) is Coded
+    assert type(second.cause) is Coded
+    assert isinstance(second, Coded)
     died = exceptions.translate(raised(exceptions.ActorDiedError("x", "gone")), "b")
     assert isinstance(died, exceptions.ActorDiedError)
     assert isinstance(died, exceptions.RayTaskError)
