@@ -19,6 +19,8 @@ GOLANGCI_VERSION := v2.13.2
 VENV     := build/venv
 VENV_RAY := build/venv-ray
 RAY      := ray[default]==2.60.*
+VENV_TORCH := build/venv-torch
+TORCH      := torch==2.15.* tensordict==0.15.*
 PY       := $(VENV)/bin/python
 LDFLAGS  := -s -w -X github.com/muster-rl/muster/wire.Release=$(VERSION)
 # Without cgo and without paths of this machine, so that a binary runs on any
@@ -134,6 +136,19 @@ $(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/mus
 	@[ -x $(VENV_RAY)/bin/python ] || $(PYTHON) -m venv $(VENV_RAY) || { rm -rf $(VENV_RAY); exit 1; }
 	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt '$(RAY)'
 	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
+	@touch $@
+
+.PHONY: test-torch
+test-torch: venv $(VENV_TORCH)/.ready ## the tests that need torch and tensordict: tensors in batches, ROLL's and AReaL's interfaces (TESTS= picks files)
+	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,torch}" $(VENV_TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not ray" $(PYTEST_ARGS) $(or $(TESTS),$(TORCH_TESTS))
+
+TORCH_TESTS := $(addprefix python/tests/,test_batch_torch.py test_batch_cuda.py test_batch_property.py test_columns.py test_values.py) $(wildcard python/tests/compat e2e/compat_*_test.py)
+
+$(VENV_TORCH)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
+	@echo "making $(VENV_TORCH) with $(TORCH), once (5.7 GB)"
+	@[ -x $(VENV_TORCH)/bin/python ] || $(PYTHON) -m venv $(VENV_TORCH) || { rm -rf $(VENV_TORCH); exit 1; }
+	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt $(TORCH)
+	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 
 .PHONY: test-web

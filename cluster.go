@@ -238,9 +238,17 @@ func (c *Cluster) Clear(ctx context.Context) error {
 
 // Shutdown stops every worker, also inside a call, and returns when all their
 // processes are gone and their output is written. It may be called again.
-func (c *Cluster) Shutdown(ctx context.Context) error {
+func (c *Cluster) Shutdown(ctx context.Context) error { return c.stop(ctx, 0) }
+
+// Drain is Shutdown after the calls that were made before are answered; later ones
+// are refused. They have as long as that, or until ctx ends.
+func (c *Cluster) Drain(ctx context.Context, most time.Duration) error {
+	return c.stop(ctx, max(0, most.Seconds()))
+}
+
+func (c *Cluster) stop(ctx context.Context, drain float64) error {
 	var mark wire.Mark
-	if err := c.session.conn.ask(ctx, "cluster.stop", &wire.ClusterRef{Number: c.info.Number}, &mark); err != nil {
+	if err := c.session.conn.ask(ctx, "cluster.stop", &wire.ClusterRef{Number: c.info.Number, Drain: drain}, &mark); err != nil {
 		return err
 	}
 	c.session.mu.Lock()

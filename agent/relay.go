@@ -105,6 +105,10 @@ func (r *relay) add(l *link) bool {
 	if r.over != l.head {
 		r.over, r.next = l.head, 0
 	}
+	if r.next == wire.MaxPeer { // the next connection counts anew
+		l.head.Cut()
+		return false
+	}
 	r.next++
 	l.number = r.next
 	r.links[l.number] = l
@@ -230,6 +234,9 @@ func (r *relay) fanout(f wire.Frame) error {
 	}
 	own(&f)
 	frame := f.Bufs[0].Data
+	if _, err := wire.ParseFrame(frame); err != nil {
+		return err
+	}
 	n, body, err := msgp.ReadArrayHeaderBytes(f.Body)
 	for ; err == nil && n > 0; n-- {
 		var number uint32
@@ -237,7 +244,7 @@ func (r *relay) fanout(f wire.Frame) error {
 			break
 		}
 		if l := r.find(number); l != nil {
-			l.conn.QueueBytes(frame)
+			l.conn.QueueFrame(frame)
 			r.mark(l)
 		}
 	}

@@ -19,6 +19,9 @@ type Reserver interface {
 	// ends. When it fails nothing is held.
 	Reserve(ctx context.Context, want Want) (Grant, error)
 
+	// Look says whether want could be had, and why not, without holding anything.
+	Look(ctx context.Context, want Want) (Outlook, error)
+
 	// Release gives a reservation back. One that is not there is no error.
 	Release(ctx context.Context, id int) error
 
@@ -40,9 +43,17 @@ type Want struct {
 	Strategy    string            `json:"strategy,omitempty"` // as Ray has them; "": nodes apart
 	Labels      map[string]string `json:"labels,omitempty"`
 	Accelerator string            `json:"accelerator,omitempty"` // a type, as "H100"
+	Users       map[int]string    `json:"users,omitempty"`       // of the session's other pools: their clusters, by ID
 	Patience    time.Duration     `json:"-"`                     // for nodes to be added
 	// Tell, where not nil, hears why it waits.
 	Tell func(why string) `json:"-"`
+}
+
+// Outlook is what comes of a Want.
+type Outlook struct {
+	Now   bool   `json:"now"`   // all of it is free
+	Waits bool   `json:"waits"` // nodes may be added: Reserve waits for them
+	Text  string `json:"text"`  // for people: what there is, or what is lacking and who holds it
 }
 
 // Grant is what was reserved, in the pool's order.

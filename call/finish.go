@@ -413,7 +413,11 @@ func (t *Table) Expire(c *Call) []Op {
 	switch c.State {
 	case Held:
 		t.unhold(c)
-		t.refuse(c, spec.Errorf(spec.CodeTimeout, "%s: the deadline passed before it was sent: %s", c.Title(), c.heldBy()))
+		why := "there was no head to send it"
+		if !t.paused {
+			why = c.heldBy()
+		}
+		t.refuse(c, spec.Errorf(spec.CodeTimeout, "%s: the deadline passed before it was sent: %s", c.Title(), why))
 		t.release(c.Cluster)
 	case Sending:
 		c.State = Expiring

@@ -24,8 +24,9 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
 //	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · lost CLUSTER/RANK · gone CLUSTER · callergone
 //	cancel CALL [kill] · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
-//	takeover [got=CLUSTER/RANK:LEGS,…] [calls=ID,…] [lost=ID,…] [puts=ID,…] [raised=CLUSTER/RANK:CALL,…] [away]: a new head; workers have got so many
-//	  legs, and have raised in these, callers send these again, of which some do not go on
+//	takeover [got=CLUSTER/RANK:LEGS,…] [calls=ID,…] [lost=ID,…] [puts=ID,…] [raised=CLUSTER/RANK:CALL,…] [done=CLUSTER/RANK:CALL,…] [late=ID,…] [died=CLUSTER/RANK,…] [away]: a new head; workers have got so many
+//	  legs, and have raised in these, or ended them, callers send these again, of which some do not go on, and are late;
+//	  some workers have died since
 //
 // Calls are named by their caller's id, which is also their number here.
 func TestScripts(t *testing.T) {
@@ -217,6 +218,23 @@ func (s *script) takeover(t *testing.T, f []string) []Op {
 		w := s.worker(t, who)
 		_, more := s.table.Result(w, s.call(t, id).ID, Result{Err: spec.Errorf(spec.CodeUser, "%s raised", w.Name)})
 		ops = append(ops, more...)
+	}
+	for _, text := range words("done") {
+		who, id, _ := strings.Cut(text, ":")
+		_, more := s.table.Result(s.worker(t, who), s.call(t, id).ID, Result{})
+		ops = append(ops, more...)
+	}
+	for _, text := range words("late") {
+		ops = append(ops, s.table.Expire(s.call(t, text))...)
+	}
+	for _, text := range words("died") {
+		w := s.worker(t, text)
+		ops = append(ops, s.table.WorkerLost(w, spec.Errorf(spec.CodeWorkerDied, "%s died", w.Name))...)
+	}
+	for _, op := range ops {
+		if op.Do == Send || op.Do == SendLeg || op.Do == SendAgain {
+			t.Errorf("%s: call %d goes out before all is known", strings.Join(f, " "), op.Call.CallerID)
+		}
 	}
 	return append(ops, back.Go()...)
 }

@@ -229,6 +229,17 @@ func (t *Table) Open() []*Call {
 	return t.sorted(func(c *Call) bool { return c.State != Answered })
 }
 
+// Busy is how many calls of a cluster are not answered, or still run.
+func (t *Table) Busy(cl *Cluster) int {
+	busy := 0
+	for _, c := range t.calls {
+		if c.Cluster == cl && (c.State != Answered || c.left > 0) {
+			busy++
+		}
+	}
+	return busy
+}
+
 // Collectives returns the calls of collective methods that ranks are at, oldest first.
 func (t *Table) Collectives() []*Call {
 	return t.sorted(func(c *Call) bool { return c.Collective && (c.State == Sending || c.State == Running) })

@@ -62,7 +62,7 @@ func FuzzPlans(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		file, wrong := parsePlan(text)
-		if len(wrong) == 0 && (file.nodes == 0 && file.perNode == 0 && len(file.clusters) == 0) {
+		if len(wrong) == 0 && (file.Nodes == 0 && file.PerNode == 0 && len(file.clusters) == 0) {
 			t.Errorf("%q is taken for a plan of nothing", text)
 		}
 	})
@@ -99,4 +99,15 @@ func TestMistakes(t *testing.T) {
 		}
 	})
 	golden(t, "mistakes.txt", strings.Join(all, "\n"))
+}
+
+// What a machine of virtual GPUs would say to a pool.
+func TestPlanLooks(t *testing.T) {
+	t.Setenv("MUSTER_VIRTUAL", "2x4")
+	text := typed("plan", "--backend", "local", "testdata/plan/small.yaml")
+	text += typed("plan", "--backend", "local", "testdata/plan/packed.yaml")
+	text += typed("plan", "--backend", "local", "--json", "testdata/plan/packed.yaml")
+	text += typed("plan", "--backend", "local", "testdata/plan/labels.yaml")
+	text += typed("plan", "--backend", "slurm", "testdata/plan/small.yaml")
+	golden(t, "plan/look.txt", text)
 }

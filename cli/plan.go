@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,12 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-rl/muster/backend"
 	"github.com/muster-rl/muster/head"
 	"github.com/muster-rl/muster/spec"
 )
 
 func planCommand() *cobra.Command {
 	var asJSON bool
+	var from provider
 	cmd := &cobra.Command{
 		Use:   "plan FILE.yaml",
 		Short: "Draw who would sit where, without starting anything",
@@ -29,7 +32,13 @@ error here. The file (- reads it from the standard input):
     actor_infer: {device_mapping: "0-15", num_gpus_per_worker: 4}
     reward:      {world_size: 4}
 
-A cluster takes the fields of WorkerConfig.`,
+A cluster takes the fields of WorkerConfig. The pool may have strategy,
+cpus_per_node, labels and accelerator_type beside nodes and gpus_per_node, as a
+ResourceManager takes them.
+
+With --backend it is also looked at whether the pool could be had now, on this
+machine (local) or in a Ray cluster (ray), and if not, what is lacking and who
+holds it. The exit code is 1 if a script would be refused.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usage("plan takes one file: muster plan FILE.yaml (muster plan --help shows one)")
@@ -42,10 +51,13 @@ A cluster takes the fields of WorkerConfig.`,
 			if err != nil {
 				return err
 			}
-			return showPlan(cmd.OutOrStdout(), args[0], text, asJSON)
+			return showPlan(cmd.Context(), cmd.OutOrStdout(), args[0], text, &from, asJSON)
 		},
 	}
 	jsonFlag(cmd, &asJSON)
+	from.flags(cmd)
+	cmd.Flags().Lookup("backend").DefValue = ""
+	from.backend = "" // looked at where it is asked for
 	return cmd
 }
 
@@ -79,7 +91,7 @@ func cannotRead(name string, err error) error {
 	return usage("cannot read %s: %v", shown(name), err)
 }
 
-func showPlan(out io.Writer, name string, text []byte, asJSON bool) error {
+func showPlan(ctx context.Context, out io.Writer, name string, text []byte, from *provider, asJSON bool) error {
 	file, wrong := parsePlan(text)
 	var clusters []spec.Cluster
 	if len(wrong) == 0 {
@@ -111,13 +123,30 @@ func showPlan(out io.Writer, name string, text []byte, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	if asJSON {
-		return printJSON(out, struct {
-			Nodes    int           `json:"nodes"`
-			PerNode  int           `json:"gpus_per_node"`
-			Clusters []clusterView `json:"clusters"`
-		}{len(pool.Nodes), pool.PerNode, clusterViews(plan.Clusters)})
+	var outlook *backend.Outlook
+	if from.backend != "" {
+		if outlook, err = from.look(ctx, &file.PoolCreate); err != nil {
+			return err
+		}
 	}
-	fmt.Fprint(out, plan.Text)
+	if asJSON {
+		err = printJSON(out, struct {
+			Nodes    int              `json:"nodes"`
+			PerNode  int              `json:"gpus_per_node"`
+			Clusters []clusterView    `json:"clusters"`
+			Outlook  *backend.Outlook `json:"outlook,omitempty"`
+		}{len(pool.Nodes), pool.PerNode, clusterViews(plan.Clusters), outlook})
+	} else {
+		fmt.Fprint(out, plan.Text)
+	}
+	if err != nil || outlook == nil {
+		return err
+	}
+	switch {
+	case !outlook.Now && !outlook.Waits:
+		return errors.New(outlook.Text)
+	case !asJSON:
+		fmt.Fprintln(out, outlook.Text)
+	}
 	return nil
 }

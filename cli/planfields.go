@@ -44,6 +44,7 @@ var workerFields = []struct {
 	{"resource_manager", nil},
 	{"rank_env", func(p *planParser, c *spec.Cluster, e entry) { c.RankEnv = p.truth(e) }},
 	{"ray", nil},
+	{"runtime_env", nil},
 }
 
 // cluster reads the fields of one cluster.
@@ -172,10 +173,12 @@ func (p *planParser) size(e entry) int {
 	return n
 }
 
-func (p *planParser) seconds(e entry) float64 {
+func (p *planParser) seconds(e entry) float64 { return p.number(e, "a number of seconds") }
+
+func (p *planParser) number(e entry, what string) float64 {
 	var s float64
 	if e.value.Kind != yaml.ScalarNode || e.value.Tag != "!!int" && e.value.Tag != "!!float" || e.value.Decode(&s) != nil {
-		p.fail(e.value.Line, "%s is %s; it is a number of seconds", e.key, kindOf(e.value))
+		p.fail(e.value.Line, "%s is %s; it is %s", e.key, kindOf(e.value), what)
 	}
 	return s
 }

@@ -11,14 +11,14 @@ import (
 
 	"github.com/muster-rl/muster/placement"
 	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
 )
 
 // planFile is a file of muster plan.
 type planFile struct {
-	line     int // of nodes
-	nodes    int
-	perNode  int
-	clusters []plannedCluster
+	line            int // of nodes
+	wire.PoolCreate     // as a ResourceManager asks for it
+	clusters        []plannedCluster
 }
 
 type plannedCluster struct {
@@ -37,17 +37,17 @@ const mostDevices = spec.MaxMapping
 
 // pool makes up nodes and reserves them as a head would.
 func (f *planFile) pool() (spec.Pool, error) {
-	if f.nodes > mostDevices || f.perNode > 0 && f.nodes > 0 && f.perNode > mostDevices/f.nodes {
-		return spec.Pool{}, fmt.Errorf("%d nodes of %d GPUs are more than a plan can have (%d GPUs)", f.nodes, f.perNode, mostDevices)
+	if f.Nodes > mostDevices || f.PerNode > 0 && f.Nodes > 0 && f.PerNode > mostDevices/f.Nodes {
+		return spec.Pool{}, fmt.Errorf("%d nodes of %d GPUs are more than a plan can have (%d GPUs)", f.Nodes, f.PerNode, mostDevices)
 	}
-	nodes := make([]spec.Node, max(0, f.nodes))
+	nodes := make([]spec.Node, max(0, f.Nodes))
 	for i := range nodes {
-		nodes[i] = spec.Node{Index: i, Name: "node-" + strconv.Itoa(i), Devices: make([]spec.Device, max(0, f.perNode))}
+		nodes[i] = spec.Node{Index: i, Name: "node-" + strconv.Itoa(i), Devices: make([]spec.Device, max(0, f.PerNode))}
 		for d := range nodes[i].Devices {
 			nodes[i].Devices[d].Index = d
 		}
 	}
-	return placement.Reserve(nodes, nil, f.perNode, f.nodes)
+	return placement.Reserve(nodes, nil, placement.Ask{PerNode: f.PerNode, Nodes: f.Nodes})
 }
 
 // parsePlan reads a file. It goes over all of it, so that everything that is
@@ -67,16 +67,27 @@ func parsePlan(text []byte) (*planFile, []complaint) {
 	for _, e := range top {
 		switch e.key {
 		case "nodes":
-			f.nodes, f.line = p.whole(e), e.line
+			f.Nodes, f.line = p.whole(e), e.line
 		case "gpus_per_node":
-			f.perNode = p.whole(e)
+			f.PerNode = p.whole(e)
+		case "strategy":
+			f.Strategy = p.text(e)
+			if known := placement.Strategies(); !slices.Contains(known, f.Strategy) {
+				p.fail(e.value.Line, "strategy is %s; there are %s", kindOf(e.value), strings.Join(known, ", "))
+			}
+		case "cpus_per_node":
+			f.CPUs = p.number(e, "a number of CPUs")
+		case "labels":
+			f.Labels = p.labels(e)
+		case "accelerator_type":
+			f.Accelerator = p.text(e)
 		case "clusters":
 			f.clusters = p.clusters(e.value)
 		default:
 			if strings.HasPrefix(e.key, "x-") {
 				continue // what anchors are kept in
 			}
-			p.unknown(e, "a plan", []string{"nodes", "gpus_per_node", "clusters"})
+			p.unknown(e, "a plan", []string{"nodes", "gpus_per_node", "strategy", "cpus_per_node", "labels", "accelerator_type", "clusters"})
 		}
 	}
 	for _, name := range []string{"nodes", "gpus_per_node", "clusters"} {
@@ -202,6 +213,19 @@ func (p *planParser) unknown(e entry, what string, known []string) {
 		return
 	}
 	p.fail(e.line, "%s has no %s; it has %s", what, shown(e.key), strings.Join(known, ", "))
+}
+
+// labels reads what nodes shall have; what each means is the backend's to say.
+func (p *planParser) labels(e entry) map[string]string {
+	labels := map[string]string{}
+	for _, l := range p.mapping(e.value, "labels", "names and values") {
+		if l.value.Kind != yaml.ScalarNode {
+			p.fail(l.line, "labels[%s] is %s; both sides must be text", shown(l.key), kindOf(l.value))
+			continue
+		}
+		labels[l.key] = l.value.Value
+	}
+	return labels
 }
 
 func (p *planParser) clusters(n *yaml.Node) []plannedCluster {

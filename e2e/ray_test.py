@@ -93,7 +93,7 @@ class Cluster:
         """Muster's processes on all hosts, the bridge included."""
         return [
             f"host{host}: {pid} {line}"
-            for host in range(3)
+            for host in range(len(self.hosts))
             for pid, line in self.hosts.processes(host).items()
             if line.startswith("muster") or "muster._ray" in line or "muster zygote" in line
         ]

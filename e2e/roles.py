@@ -7,6 +7,7 @@ test module is not one that a worker should import.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import sys
@@ -214,6 +215,12 @@ class Probe(Worker):
     def config(self) -> Any:
         return self.worker_config
 
+    def value(self, module: str) -> Any:
+        return importlib.import_module(module).value
+
+    def folder(self) -> str:
+        return os.getcwd()
+
     def loaded(self, module: str) -> bool:
         return module in sys.modules
 
@@ -382,3 +389,22 @@ class Gate(Worker):
         if rank == self.rank:
             raise ValueError(f"rank {self.rank}")
         return self.rank
+
+
+class Waits(Worker):
+    """Calls that wait for what is outside; one at a time."""
+
+    @register(Dispatch.ONE_TO_ALL)
+    def read(self, path: str) -> str:
+        with open(path, encoding="utf-8") as file:  # of a pipe: somebody has to write
+            return file.read()
+
+    @register(Dispatch.ONE_TO_ALL)
+    def same(self, value: Any) -> Any:
+        return value
+
+    @register(Dispatch.ONE_TO_ALL)
+    def batch(self, rows: int) -> Any:
+        import numpy as np
+
+        return muster.Batch({"x": np.arange(rows)})

@@ -37,7 +37,7 @@ func (c *callerConn) takesLocked(f *wire.Frame, verb string, b *batch) (bool, er
 	}
 	f.Keep()
 	c.early = append(c.early, earlyFrame{*f, c.lineEnd})
-	if c.all && c.lineEnd.conn != nil && b.inLane {
+	if c.all && c.lineEnd.conn != nil && b.lane != nil {
 		b.held = c.caller
 	}
 	return false, nil

@@ -168,6 +168,12 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 			return nil, err
 		}
 		return orError(h.createPool(c.ctx, c, origin, &req))
+	case "pool.look":
+		var req wire.PoolCreate
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.lookForPool(c.ctx, &req))
 	case "pool.release":
 		var req wire.PoolRelease
 		if err := parse(verb, &req, body); err != nil {
@@ -249,6 +255,7 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 		return &wire.Empty{}, err
 	}
 	h.mu.Unlock()
+	h.drain(c.ctx, cl, ref.Drain)
 	ctx, cancel := context.WithTimeout(context.Background(), cl.grace()+h.opts.StopWait)
 	err := h.stopCluster(ctx, cl, "it was shut down")
 	cancel()

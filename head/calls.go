@@ -34,6 +34,7 @@ type pending struct {
 	paired  [][]int // see call.Request
 	size    int     // bytes of its arguments, on its caller's account until it is answered
 	timeout time.Duration
+	over    bool // its deadline passed before its caller sent it again
 	timer   *time.Timer
 	reports map[int]spec.RankInfo // places that ranks told as of this call
 	layout  *spec.Error           // what is wrong with them
@@ -77,6 +78,12 @@ func (c *callerConn) call(f *wire.Frame, b *batch) error {
 		return nil
 	}
 	p, refused := h.resolveLocked(c.caller, r)
+	if refused == nil && again && r.over() {
+		refused = p.tooLate()
+	}
+	if refused == nil && p.cluster.drains && !again {
+		refused = drainingError(p)
+	}
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
 	}
@@ -267,7 +274,7 @@ func (c *caller) throttleLocked(b *batch) {
 		b.slow = nil
 		return
 	}
-	if b.inLane {
+	if b.lane != nil {
 		b.held = c
 		return
 	}

@@ -36,6 +36,7 @@ type cluster struct {
 	failed       *spec.Error
 	up           bool
 	stopping     bool
+	drains       bool          // it takes no more calls
 	noting       bool          // it is written down soon
 	origin       uint64        // of the request that made it
 	ended        chan struct{} // closed when nothing of it is left
@@ -114,6 +115,11 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 		return nil, nil, err
 	}
 	s = plan.Cluster // as it was checked, with what follows from it
+	if s.Runtime.RuntimeEnv != "" && h.launcher.reserver == nil {
+		return nil, nil, spec.Errorf(spec.CodeInvalid,
+			"cluster %s: runtime_env has %s, which Ray sets up, and the nodes here are this machine's: install what is needed for an interpreter and name it by WorkerConfig(python=...), or say MUSTER_BACKEND=ray",
+			s.Name, strings.Join(s.Runtime.RuntimeKeys(), ", "))
+	}
 	if s.Kind == spec.KindService {
 		if owner, err = owner.scriptLocked(s.Name); err != nil {
 			return nil, nil, err

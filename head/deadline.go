@@ -19,12 +19,22 @@ func (h *Head) expire(c *call.Call) {
 	b.flush()
 }
 
+// tooLate is the answer to a call that comes after its deadline for the first time.
+func (p *pending) tooLate() *spec.Error {
+	e := spec.Errorf(spec.CodeTimeout, "%s: its deadline passed while there was no connection to its caller, and it was not sent before", p.method.title)
+	e.Cluster, e.Method = p.cluster.Name, p.method.Name
+	return e
+}
+
 // expired collects what the ranks are doing, then tells.
 func (h *Head) expired(c *call.Call) {
 	stacks := h.stacksOfCall(c)
 	p := c.Data.(*pending)
 	after := "the time its caller waited"
-	if p.timeout > 0 {
+	switch {
+	case p.over:
+		after = "its time, which passed while there was no connection to its caller"
+	case p.timeout > 0:
 		after = p.timeout.String()
 	}
 	var b batch

@@ -136,17 +136,24 @@ func (h *Head) tellStoresLocked(b *batch) {
 	if h.leases.Changed() {
 		h.tellLocked(nil, b)
 	}
-	if h.leases.Lending() && !h.lending {
-		h.lending = true
-		time.AfterFunc(loanWait, func() {
-			var b batch
-			h.mu.Lock()
-			h.lending = false
-			h.tellLoansLocked(&b)
-			h.mu.Unlock()
-			b.flush()
-		})
+	if !h.leases.Lending() || h.lending {
+		return
 	}
+	h.lending = true
+	if b.lane != nil {
+		b.lane.Later(loanWait, h.tellLoans)
+	} else {
+		time.AfterFunc(loanWait, h.tellLoans)
+	}
+}
+
+func (h *Head) tellLoans() {
+	var b batch
+	h.mu.Lock()
+	h.lending = false
+	h.tellLoansLocked(&b)
+	h.mu.Unlock()
+	b.flush()
 }
 
 // tellLoansLocked passes on all that changed.
@@ -158,6 +165,7 @@ func (h *Head) tellLoansLocked(b *batch) {
 
 func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
 	fresh, ended, freed := h.leases.Changes()
+	idle := false // a node that stayed for what is freed
 	for _, o := range fresh {
 		if n := h.touchLocked(o); n != nil {
 			n.told.Hold = append(n.told.Hold, uint64(o))
@@ -178,6 +186,10 @@ func (h *Head) tellLocked(loans []lease.Lent, b *batch) {
 			n.told.Drop = append(n.told.Drop, uint64(o))
 		}
 		h.dropCopiesLocked(o)
+		idle = idle || o.Node() < len(h.nodes) && h.nodes[o.Node()].idle
+	}
+	if idle {
+		h.letIdleGoLocked()
 	}
 	for i, n := range h.touched {
 		n.noticeLocked("objects", &n.told, b)

@@ -51,10 +51,10 @@ func settle(f *wire.Frame) {
 type batch struct {
 	ports  []port
 	frames int
-	locked bool    // the head is, by this reader
-	slow   port    // one that is far behind
-	inLane bool    // it must not wait
-	held   *caller // who has to, before its next call
+	locked bool       // the head is, by this reader
+	slow   port       // one that is far behind
+	lane   *wire.Loop // which it is handled in: it must not wait
+	held   *caller    // who has to, before its next call
 	// scratch is for bodies that are built and copied at once.
 	scratch []byte
 	body    []byte // of requests, in the same way

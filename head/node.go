@@ -30,6 +30,7 @@ type node struct {
 	lost  *spec.Error // why it is no use any more
 
 	wanted  int    // by pools that are being made
+	idle    bool   // no pool has it, and it stays for what lies in its store
 	address string // where others reach it, if its backend says so
 
 	launched time.Time // when its agent was

@@ -2,6 +2,7 @@ package head
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -24,15 +25,67 @@ type pool struct {
 	void     bool   // its reservation is gone
 }
 
+// checkPool refuses what no pool could be, and says how long it may take.
+func checkPool(req *wire.PoolCreate) (time.Duration, error) {
+	if req.Nodes < 1 || req.PerNode < 0 {
+		return 0, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
+	}
+	if req.Timeout <= 0 {
+		return 30 * time.Second, nil
+	}
+	return time.Duration(req.Timeout * float64(time.Second)), nil
+}
+
+// lookForPool says whether a pool could be had, once the nodes have joined that
+// there are from the start. It makes none.
+func (h *Head) lookForPool(ctx context.Context, req *wire.PoolCreate) (*wire.PoolOutlook, error) {
+	timeout, err := checkPool(req)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for {
+		h.mu.Lock()
+		waiting, changed := h.joiningLocked(), h.changed
+		reserver, broken := h.launcher.reserver, h.backendErr
+		h.mu.Unlock()
+		switch {
+		case waiting == "" && (reserver == nil || broken != nil):
+			return h.pickable(req)
+		case waiting == "":
+			got, err := reserver.Look(ctx, h.want(0, req))
+			return &wire.PoolOutlook{Now: got.Now, Waits: got.Waits, Text: got.Text}, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, spec.Errorf(spec.CodeResources, "after %v still waiting for %s", timeout, waiting)
+		}
+	}
+}
+
+// pickable says whether the nodes of this session have room for a pool.
+func (h *Head) pickable(req *wire.PoolCreate) (*wire.PoolOutlook, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	got, err := h.pickLocked(req)
+	var e *spec.Error
+	switch {
+	case err == nil:
+		return &wire.PoolOutlook{Now: true, Text: "there is room: " + placement.Describe(got)}, nil
+	case errors.As(err, &e) && e.Code == spec.CodeResources && h.backendErr == nil:
+		return &wire.PoolOutlook{Text: e.Message}, nil
+	}
+	return nil, err
+}
+
 // createPool waits for the nodes to have joined and reserves, or says what is
 // missing.
 func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req *wire.PoolCreate) (*spec.Pool, error) {
-	if req.Nodes < 1 || req.PerNode < 0 {
-		return nil, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
-	}
-	timeout := time.Duration(req.Timeout * float64(time.Second))
-	if timeout <= 0 {
-		timeout = 30 * time.Second
+	timeout, err := checkPool(req)
+	if err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -100,11 +153,24 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 	if p := h.madeLocked(origin); p != nil { // it was asked for twice
 		return &p.Pool, nil
 	}
+	got, err := h.pickLocked(req)
+	if err != nil {
+		return nil, err
+	}
+	h.nextPool++
+	got.ID = h.nextPool
+	h.pools[got.ID] = &pool{Pool: got, owner: owner, origin: origin}
+	h.notePoolLocked(h.pools[got.ID])
+	return &got, nil
+}
+
+// pickLocked chooses nodes and devices for a pool, or says what is missing.
+func (h *Head) pickLocked(req *wire.PoolCreate) (spec.Pool, error) {
 	if len(req.Labels) > 0 || req.Accelerator != "" {
-		return nil, spec.Errorf(spec.CodeInvalid, "labels and accelerator_type choose among the nodes of a Ray cluster, and the nodes here are this machine's: leave them out, or say MUSTER_BACKEND=ray")
+		return spec.Pool{}, spec.Errorf(spec.CodeInvalid, "labels and accelerator_type choose among the nodes of a Ray cluster, and the nodes here are this machine's: leave them out, or say MUSTER_BACKEND=ray")
 	}
 	if h.backendErr != nil {
-		return nil, spec.Errorf(spec.CodeResources, "%v", h.backendErr)
+		return spec.Pool{}, spec.Errorf(spec.CodeResources, "%v", h.backendErr)
 	}
 	var nodes []spec.Node
 	var lost *spec.Error
@@ -116,26 +182,18 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 		}
 	}
 	if len(nodes) == 0 && lost != nil {
-		return nil, lost
+		return spec.Pool{}, lost
 	}
 	nodes, err := onlyNode(nodes, req.Node)
 	if err != nil {
-		return nil, err
+		return spec.Pool{}, err
 	}
 	held := make([]placement.Held, 0, len(h.pools))
 	for _, p := range h.pools {
 		held = append(held, placement.Held{Pool: p.Pool, By: h.usersLocked(p)})
 	}
 	slices.SortFunc(held, func(a, b placement.Held) int { return a.Pool.ID - b.Pool.ID })
-	got, err := placement.Reserve(nodes, held, req.PerNode, req.Nodes)
-	if err != nil {
-		return nil, err
-	}
-	h.nextPool++
-	got.ID = h.nextPool
-	h.pools[got.ID] = &pool{Pool: got, owner: owner, origin: origin}
-	h.notePoolLocked(h.pools[got.ID])
-	return &got, nil
+	return placement.Reserve(nodes, held, placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
 }
 
 // onlyNode is the node of that name, or all where it is empty.

@@ -17,16 +17,19 @@ import (
 
 // What a proxy does at a frame.
 const (
-	passOn    = iota
-	cutAfter  // the connection ends, once the frame has gone through
-	loseFrame // the connection ends, and takes the frame with it, and what is behind it
-	holdBack  // the frame waits for others to pass
-	halfOpen  // the connection ends for who dialled; the head does not notice
-	actions
+	passOn     = iota
+	cutAfter   // the connection ends, once the frame has gone through
+	loseFrame  // the connection ends, and takes the frame with it, and what is behind it
+	holdBack   // the frame waits for others to pass
+	halfOpen   // the connection ends for who dialled; the head does not notice
+	twice      // the frame comes twice
+	twiceLater // and others are between
+
+	cuts = twice
 )
 
 func actionName(a int) string {
-	return [...]string{"pass", "cut after", "lose", "hold back", "leave half open"}[a]
+	return [...]string{"pass", "cut after", "lose", "hold back", "leave half open", "repeat", "repeat later"}[a]
 }
 
 // proxy stands where a head listens, and hands frames on one by one.
@@ -91,6 +94,8 @@ func (p *proxy) serve(near net.Conn) {
 
 // carry hands on the frames of one direction.
 func (p *proxy) carry(from io.Reader, to io.Writer, near, far net.Conn, way string) {
+	var again []byte // a frame that is to come again, after so many
+	after := 0
 	for {
 		frame, err := readFrame(from)
 		if err != nil { // the other direction may still have something
@@ -112,6 +117,14 @@ func (p *proxy) carry(from io.Reader, to io.Writer, near, far net.Conn, way stri
 			return
 		case holdBack:
 			p.hold(3)
+		case twice:
+			frame = append(frame, frame...)
+		case twiceLater:
+			again, after = frame, 2
+		default:
+			if after--; after == 0 {
+				frame = append(frame, again...)
+			}
 		}
 		if _, err := to.Write(frame); err != nil {
 			_, _ = near.Close(), far.Close()
@@ -214,13 +227,36 @@ func TestCutAtEveryFrame(t *testing.T) {
 		must(t, err)
 		t.Logf("%d frames", len(frames))
 		for at := range frames {
-			for do := cutAfter; do < actions; do++ {
+			for do := cutAfter; do < cuts; do++ {
 				if (at+do)%2 != 0 { // the others at the frames beside it
 					continue
 				}
 				if seen, err := cutLife(t, "2x1"+relay, at, do); err != nil {
 					t.Errorf("%s frame %d (%s, %q): %v", actionName(do), at, frames[at], last(seen[:min(at+1, len(seen))]), err)
 				}
+			}
+		}
+	})
+}
+
+// A frame that comes twice, at once or when others have come since, is as good as
+// one that comes once, whatever it is: no leg runs twice, no answer, release or
+// acknowledgement counts twice.
+func TestEveryFrameTwice(t *testing.T) {
+	both(t, func(t *testing.T, relay string) {
+		frames, err := cutLife(t, "2x1"+relay, -1, passOn)
+		must(t, err)
+		for at := range frames {
+			do := twice + at%2
+			if _, err := cutLife(t, "2x1"+relay, at, do); err != nil {
+				t.Errorf("%s frame %d (%s): %v", actionName(do), at, frames[at], err)
+			}
+			do = twice + twiceLater - do
+			if at%3 != 0 { // the other way at some
+				continue
+			}
+			if _, err := cutLife(t, "2x1"+relay, at, do); err != nil {
+				t.Errorf("%s frame %d (%s): %v", actionName(do), at, frames[at], err)
 			}
 		}
 	})

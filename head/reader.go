@@ -35,7 +35,7 @@ func (h *Head) openLanes() {
 			h.opts.Log.Warn("connections are read one by one", "err", err)
 			return
 		}
-		h.lanes = append(h.lanes, &lane{loop: loop, b: batch{inLane: true}})
+		h.lanes = append(h.lanes, &lane{loop: loop, b: batch{lane: loop}})
 	}
 }
 

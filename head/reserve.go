@@ -43,10 +43,9 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	h.mu.Unlock()
 	asking, cancel := context.WithTimeout(owner.ctx, timeout+explainBound)
 	defer cancel()
-	grant, err := h.launcher.reserver.Reserve(asking, backend.Want{
-		ID: id, Nodes: req.Nodes, Devices: req.PerNode, CPUs: req.CPUs, Strategy: req.Strategy, Labels: req.Labels,
-		Accelerator: req.Accelerator, Patience: timeout, Tell: h.tellPool,
-	})
+	want := h.want(id, req)
+	want.Patience, want.Tell = timeout, h.tellPool
+	grant, err := h.launcher.reserver.Reserve(asking, want)
 	if err != nil {
 		return nil, spec.AsError(err)
 	}
@@ -71,6 +70,20 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 		return nil, err
 	}
 	return &got.Pool, nil
+}
+
+// want is a pool as the backend is asked for it.
+func (h *Head) want(id int, req *wire.PoolCreate) backend.Want {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	users := map[int]string{}
+	for other, p := range h.pools {
+		users[other] = h.usersLocked(p)
+	}
+	return backend.Want{
+		ID: id, Nodes: req.Nodes, Devices: req.PerNode, CPUs: req.CPUs, Strategy: req.Strategy, Labels: req.Labels,
+		Accelerator: req.Accelerator, Users: users,
+	}
 }
 
 // tellPool tells whoever waits for a pool why.
@@ -234,6 +247,15 @@ func (h *Head) unreserveLocked(id int) {
 			h.opts.Log.Warn("a reservation could not be given back", "pool", id, "err", err)
 		}
 	}()
+	h.letIdleGoLocked()
+}
+
+// letIdleGoLocked lets agents go whose node no pool has. One with rows in its
+// store that somebody knows of stays until nobody does.
+func (h *Head) letIdleGoLocked() {
+	if h.isOver || h.crashed.Load() {
+		return
+	}
 	used := map[int]bool{0: true} // the script's own
 	for _, p := range h.pools {
 		for _, n := range p.Nodes {
@@ -241,7 +263,9 @@ func (h *Head) unreserveLocked(id int) {
 		}
 	}
 	for _, n := range h.nodes {
-		if !used[n.index] && n.wanted == 0 && n.ready && n.lost == nil {
+		n.idle = !used[n.index] && n.wanted == 0 && n.ready && n.lost == nil
+		if n.idle && !h.leases.Any(n.index) {
+			n.idle = false
 			h.letGoLocked(n)
 		}
 	}
@@ -314,5 +338,6 @@ func (h *Head) startOn(ctx context.Context, n *node, s *wire.Start) error {
 		}
 		s.Runtime, s.Setup.Main = rt, rt.Main
 	}
+	s.Runtime = s.Runtime.InFront()
 	return n.ask(ctx, "start", s, &wire.Empty{})
 }

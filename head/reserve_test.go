@@ -46,6 +46,10 @@ func (b *reserving) Reserve(_ context.Context, want backend.Want) (backend.Grant
 	return grant, nil
 }
 
+func (b *reserving) Look(_ context.Context, want backend.Want) (backend.Outlook, error) {
+	return backend.Outlook{Waits: true, Text: "pool 1 (" + want.Users[1] + ") holds all"}, nil
+}
+
 func (b *reserving) Release(_ context.Context, id int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

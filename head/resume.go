@@ -41,7 +41,8 @@ type resuming struct {
 	copied  []copiedAt              // what stores have of others' objects
 	lost    map[*worker]*spec.Error
 	made    []putCall
-	halves  []*cluster // that were being started, or stopped
+	expired []*call.Call // whose deadlines passed meanwhile
+	halves  []*cluster   // that were being started, or stopped
 	grace   *time.Timer
 	idle    *time.Timer // for callers that no worker has anything of
 	late    bool        // the grace is over
@@ -394,6 +395,9 @@ func (h *Head) settle() {
 			return (e.Kind == wire.KindCancel || e.Kind == wire.KindExpire) && c.endLocked(&e.Frame, &b)
 		})
 	}
+	for _, late := range r.expired { // after the results that were kept, before anything is sent
+		h.ordersLocked(h.table.Expire(late), &b)
+	}
 	for _, w := range r.losses() {
 		h.lostLocked(w, r.lost[w], &b)
 	}
@@ -473,7 +477,11 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 	req.Leased = wire.HasRefs(f.Bufs)
 	made := together.Call(req)
 	h.resuming.made = append(h.resuming.made, putCall{made, f.Bufs})
-	if p.timeout > 0 {
+	switch {
+	case rt.over():
+		p.over = true
+		h.resuming.expired = append(h.resuming.expired, made)
+	case p.timeout > 0:
 		p.timer = time.AfterFunc(p.timeout, func() { h.expire(made) })
 	}
 }

@@ -35,6 +35,10 @@ type route struct {
 	flags   uint8
 }
 
+// over says that nothing is left of the time of a call that was sent again: it is
+// answered, and does not begin any more.
+func (r *route) over() bool { return r.timeout == 1 }
+
 // read parses `[route, payload]` and returns the payload's bytes.
 func (r *route) read(body []byte) (payload []byte, err error) {
 	n, b, err := msgp.ReadArrayHeaderBytes(body)

@@ -32,6 +32,7 @@ func Kept(id uint64) Holder { return 1<<62 | Holder(id) }
 // Table has all counts. The zero Table is empty and ready.
 type Table struct {
 	objects map[Object]*entry
+	on      []int // how many, by node
 	holders map[Holder]map[Object]share
 	fresh   []Object
 	freed   []Object
@@ -79,6 +80,8 @@ func (t *Table) Add(h Holder, o Object) {
 	if e == nil {
 		e = &entry{}
 		t.objects[o] = e
+		t.on = append(t.on, make([]int, max(0, o.Node()+1-len(t.on)))...)
+		t.on[o.Node()]++
 		t.fresh = append(t.fresh, o)
 	}
 	e.holders++
@@ -163,6 +166,7 @@ func (t *Table) let(h Holder, o Object, s share) {
 	e.holders--
 	if e.holders == 0 {
 		delete(t.objects, o)
+		t.on[o.Node()]--
 		t.freed = append(t.freed, o)
 	}
 }
@@ -265,6 +269,9 @@ func (t *Table) Assume(h Holder) {
 		t.holders[h][o] = s
 	}
 }
+
+// Any says that somebody knows of an object that the store of a node made.
+func (t *Table) Any(node int) bool { return node < len(t.on) && t.on[node] > 0 }
 
 // Has says that somebody knows of an object.
 func (t *Table) Has(o Object) bool { return t.objects[o] != nil }

@@ -157,8 +157,8 @@ func TestPoolsNeverShareDevices(t *testing.T) {
 		var held []Held
 		for id := range 30 {
 			perNode, count := r.Intn(6), 1+r.Intn(4)
-			pool, err := Reserve(nodes, held, perNode, count)
-			if again, errAgain := Reserve(nodes, held, perNode, count); !reflect.DeepEqual(pool, again) || !reflect.DeepEqual(err, errAgain) {
+			pool, err := Reserve(nodes, held, Ask{PerNode: perNode, Nodes: count})
+			if again, errAgain := Reserve(nodes, held, Ask{PerNode: perNode, Nodes: count}); !reflect.DeepEqual(pool, again) || !reflect.DeepEqual(err, errAgain) {
 				t.Fatal("two answers for one input")
 			}
 			if err != nil {
@@ -198,9 +198,53 @@ func checkPool(t *testing.T, pool spec.Pool, perNode, count int) {
 	}
 }
 
+// TestStrategies: each keeps its word, and what one can have, weaker ones can.
+func TestStrategies(t *testing.T) {
+	r := rand.New(rand.NewSource(3))
+	for range 3000 {
+		counts := make([]int, 1+r.Intn(5))
+		for i := range counts {
+			counts[i] = r.Intn(9)
+		}
+		nodes := makeNodes("nvidia", 8, counts...)
+		ask := Ask{PerNode: r.Intn(4), Nodes: 1 + r.Intn(6)}
+		on := map[string]int{} // nodes in truth; 0: refused
+		for _, strategy := range Strategies() {
+			ask.Strategy = strategy
+			pool, err := Reserve(nodes, nil, ask)
+			if err != nil {
+				continue
+			}
+			apart, seen := map[int]bool{}, map[deviceKey]bool{}
+			for i, node := range pool.Nodes {
+				apart[node.Index] = true
+				if len(node.Devices) != ask.PerNode || i > 0 && pool.Nodes[i-1].Index > node.Index {
+					t.Fatalf("%+v: %+v", ask, pool)
+				}
+				for _, d := range node.Devices {
+					if seen[deviceKey{node.Index, d.Index}] {
+						t.Fatalf("%+v: device %d of %s twice", ask, d.Index, node.Name)
+					}
+					seen[deviceKey{node.Index, d.Index}] = true
+				}
+			}
+			if len(pool.Nodes) != ask.Nodes {
+				t.Fatalf("%+v: %+v", ask, pool)
+			}
+			on[strategy] = len(apart)
+		}
+		switch {
+		case on[StrictSpread] > 0 && (on[StrictSpread] != ask.Nodes || on[Spread] != ask.Nodes),
+			on[StrictPack] > 0 && (on[StrictPack] != 1 || on[Pack] != 1),
+			(on[Pack] > 0) != (on[Spread] > 0), on[Pack] > on[Spread]:
+			t.Fatalf("%+v on %v: %v", ask, counts, on)
+		}
+	}
+}
+
 func TestReserveRefusesSizesThatCannotBe(t *testing.T) {
 	for _, size := range [][2]int{{-1, 1}, {8, 0}, {0, -3}} {
-		if _, err := Reserve(makeNodes("virtual", 1, 8), nil, size[0], size[1]); !errors.Is(err, &spec.Error{Code: spec.CodeInvalid}) {
+		if _, err := Reserve(makeNodes("virtual", 1, 8), nil, Ask{PerNode: size[0], Nodes: size[1]}); !errors.Is(err, &spec.Error{Code: spec.CodeInvalid}) {
 			t.Errorf("Reserve(%v): %v", size, err)
 		}
 	}
@@ -209,7 +253,7 @@ func TestReserveRefusesSizesThatCannotBe(t *testing.T) {
 func TestReserveLeavesItsInputAlone(t *testing.T) {
 	nodes := makeNodes("virtual", 1, 4)
 	nodes[0].Devices[0], nodes[0].Devices[3] = nodes[0].Devices[3], nodes[0].Devices[0]
-	pool, err := Reserve(nodes, nil, 2, 1)
+	pool, err := Reserve(nodes, nil, Ask{PerNode: 2, Nodes: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,7 +263,7 @@ func TestReserveLeavesItsInputAlone(t *testing.T) {
 }
 
 func TestNamesFitFiles(t *testing.T) {
-	pool, err := Reserve(makeNodes("virtual", 1, 1024), nil, 1024, 1)
+	pool, err := Reserve(makeNodes("virtual", 1, 1024), nil, Ask{PerNode: 1024, Nodes: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +304,7 @@ func large(b testing.TB) (spec.Pool, spec.Cluster) {
 	for i := range counts {
 		counts[i] = 8
 	}
-	pool, err := Reserve(makeNodes("virtual", 64, counts...), nil, 8, 1250)
+	pool, err := Reserve(makeNodes("virtual", 64, counts...), nil, Ask{PerNode: 8, Nodes: 1250})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -271,7 +315,7 @@ func BenchmarkReserve1250Nodes(b *testing.B) {
 	pool, _ := large(b)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := Reserve(pool.Nodes, nil, 8, 1250); err != nil {
+		if _, err := Reserve(pool.Nodes, nil, Ask{PerNode: 8, Nodes: 1250}); err != nil {
 			b.Fatal(err)
 		}
 	}

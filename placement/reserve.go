@@ -16,45 +16,111 @@ type Held struct {
 	By   string
 }
 
-// Reserve picks count nodes and perNode devices on each that no held pool has,
-// all of them or none. Nodes that fit tightest are taken first, so that large
-// requests find whole nodes later; the pool lists them in the order given.
-// With perNode 0 it takes the first count nodes and holds nothing. The caller
-// numbers the pool.
+// Ask is what a pool shall have: PerNode devices Nodes times, spread over nodes by
+// a Strategy. With PerNode 0 it holds nothing.
+type Ask struct {
+	PerNode, Nodes int
+	Strategy       string // "": StrictSpread
+}
+
+// Strategies, by Ray's names. Where several nodes of a pool are one node in truth,
+// each has its own devices.
+const (
+	StrictSpread = "STRICT_SPREAD" // each on a node of its own
+	Spread       = "SPREAD"        // the same, as far as nodes go
+	Pack         = "PACK"          // on as few nodes as can be
+	StrictPack   = "STRICT_PACK"   // all on one node
+)
+
+// Strategies lists them, the default first.
+func Strategies() []string { return []string{StrictSpread, Spread, Pack, StrictPack} }
+
+// Reserve picks devices that no held pool has, all that are asked for or none.
+// Nodes that fit tightest are taken first, so that large requests find whole nodes
+// later; the pool lists them in the order given. The caller numbers the pool.
 //
 // nodes are the ones alive; held pools name them by Node.Index. What is not
 // there has CodeResources, what can never be CodeInvalid.
-func Reserve(nodes []spec.Node, held []Held, perNode, count int) (spec.Pool, error) {
-	if perNode < 0 {
-		return spec.Pool{}, spec.Errorf(spec.CodeInvalid, "num_gpus_per_node is %d; it is 0 (CPU only) or more", perNode)
-	}
-	if count < 1 {
-		return spec.Pool{}, spec.Errorf(spec.CodeInvalid, "num_nodes is %d; it is 1 or more", count)
+func Reserve(nodes []spec.Node, held []Held, ask Ask) (spec.Pool, error) {
+	ask.Strategy = cmp.Or(ask.Strategy, StrictSpread)
+	switch {
+	case ask.PerNode < 0:
+		return spec.Pool{}, spec.Errorf(spec.CodeInvalid, "num_gpus_per_node is %d; it is 0 (CPU only) or more", ask.PerNode)
+	case ask.Nodes < 1:
+		return spec.Pool{}, spec.Errorf(spec.CodeInvalid, "num_nodes is %d; it is 1 or more", ask.Nodes)
+	case !slices.Contains(Strategies(), ask.Strategy):
+		return spec.Pool{}, spec.Errorf(spec.CodeInvalid, "strategy is %q; there are %s", ask.Strategy, strings.Join(Strategies(), ", "))
 	}
 	free := make([][]spec.Device, len(nodes))
+	room := make([]int, len(nodes)) // how often PerNode is free there
 	taken := takenDevices(held)
-	var fits []int // positions in nodes
 	for i, node := range nodes {
 		free[i] = freeDevices(node, taken)
-		if len(free[i]) >= perNode {
+		room[i] = ask.Nodes
+		if ask.PerNode > 0 {
+			room[i] = min(ask.Nodes, len(free[i])/ask.PerNode)
+		}
+	}
+	counts := ask.counts(room, free)
+	if counts == nil {
+		return spec.Pool{}, lacking(nodes, held, free, room, ask)
+	}
+	pool := spec.Pool{PerNode: ask.PerNode, Nodes: make([]spec.Node, 0, ask.Nodes)}
+	for i, count := range counts {
+		for at := range count {
+			node, first := nodes[i], at*ask.PerNode
+			node.Devices = free[i][first : first+ask.PerNode : first+ask.PerNode]
+			pool.Nodes = append(pool.Nodes, node)
+		}
+	}
+	return pool, nil
+}
+
+// counts says how many nodes of the pool each node is; nil if there is not room
+// for all.
+func (ask Ask) counts(room []int, free [][]spec.Device) []int {
+	var fits []int // positions, tightest first
+	for i := range room {
+		if room[i] > 0 {
 			fits = append(fits, i)
 		}
 	}
-	if len(fits) < count {
-		return spec.Pool{}, lacking(nodes, held, free, perNode, count, len(fits))
-	}
-	if perNode > 0 {
+	if ask.PerNode > 0 {
 		slices.SortStableFunc(fits, func(a, b int) int { return cmp.Compare(len(free[a]), len(free[b])) })
 	}
-	fits = fits[:count]
-	slices.Sort(fits)
-	pool := spec.Pool{PerNode: perNode, Nodes: make([]spec.Node, 0, count)}
-	for _, i := range fits {
-		node := nodes[i]
-		node.Devices = free[i][:perNode:perNode]
-		pool.Nodes = append(pool.Nodes, node)
+	counts, left := make([]int, len(room)), ask.Nodes
+	put := func(i, n int) {
+		counts[i] += n
+		left -= n
 	}
-	return pool, nil
+	switch ask.Strategy {
+	case StrictSpread, Spread:
+		for again := true; again && left > 0; {
+			again = false
+			for _, i := range fits {
+				if left > 0 && counts[i] < room[i] {
+					put(i, 1)
+					again = ask.Strategy == Spread
+				}
+			}
+		}
+	default:
+		for left > 0 && len(fits) > 0 {
+			at := slices.IndexFunc(fits, func(i int) bool { return room[i] >= left }) // the tightest that takes the rest
+			if at < 0 && ask.Strategy == StrictPack {
+				return nil
+			}
+			if at < 0 {
+				at = len(fits) - 1
+			}
+			put(fits[at], min(left, room[fits[at]]))
+			fits = slices.Delete(fits, at, at+1)
+		}
+	}
+	if left > 0 {
+		return nil
+	}
+	return counts
 }
 
 type deviceKey struct{ node, device int }
@@ -84,30 +150,26 @@ func freeDevices(node spec.Node, taken map[deviceKey]bool) []spec.Device {
 }
 
 // lacking tells what was wanted, what there is, who holds it and what to do.
-func lacking(nodes []spec.Node, held []Held, free [][]spec.Device, perNode, count, fit int) error {
+func lacking(nodes []spec.Node, held []Held, free [][]spec.Device, room []int, ask Ask) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "not enough for ResourceManager(num_gpus_per_node=%d, num_nodes=%d): ", perNode, count)
+	perNode, count := ask.PerNode, ask.Nodes
+	fmt.Fprintf(&b, "not enough for ResourceManager(num_gpus_per_node=%d, num_nodes=%d", perNode, count)
+	if ask.Strategy != StrictSpread {
+		fmt.Fprintf(&b, ", strategy=%q", ask.Strategy)
+	}
+	b.WriteString("): ")
 	if perNode == 0 {
 		fmt.Fprintf(&b, "wanted %s, there %s", plural(count, "node"), isAre(len(nodes)))
-		return spec.Errorf(spec.CodeResources, "%s; for more on this machine ask for virtual ones: %s", &b, virtualHint(count, perNode))
+		return spec.Errorf(spec.CodeResources, "%s; for more on this machine ask for virtual ones: %s", &b, ask.virtualHint())
 	}
-	fmt.Fprintf(&b, "wanted %s with %s free on each, ", plural(count, "node"), plural(perNode, "GPU"))
-	switch fit {
-	case 0:
-		b.WriteString("no node has that")
-	case 1:
-		b.WriteString("1 node has that")
-	default:
-		fmt.Fprintf(&b, "%d nodes have that", fit)
-	}
+	ask.wanted(&b, room)
 	holders := holdersByNode(held)
 	const most = 16 // lines
-	couldFit, virtual := 0, false
+	virtual := false
+	could := make([]int, len(nodes)) // if nothing were held
 	for i, node := range nodes {
 		virtual = virtual || node.Virtual
-		if len(node.Devices) >= perNode {
-			couldFit++
-		}
+		could[i] = min(count, len(node.Devices)/perNode)
 		if i < most {
 			fmt.Fprintf(&b, "\n  %s: %s", node.Name, describe(node, free[i], holders[node.Index]))
 		} else if i == most {
@@ -118,18 +180,56 @@ func lacking(nodes []spec.Node, held []Held, free [][]spec.Device, perNode, coun
 		b.WriteString("\n  there are no nodes")
 	}
 	switch {
-	case couldFit >= count:
+	case ask.counts(could, free) != nil:
 		b.WriteString("\nwhat is held comes free when the pool that holds it is released; clusters that share devices share one ResourceManager")
 	case virtual:
-		fmt.Fprintf(&b, "\nthe GPUs here are virtual; for more of them: %s", virtualHint(count, perNode))
+		fmt.Fprintf(&b, "\nthe GPUs here are virtual; for more of them: %s", ask.virtualHint())
 	default:
-		fmt.Fprintf(&b, "\nto run without real GPUs ask for virtual ones: %s", virtualHint(count, perNode))
+		fmt.Fprintf(&b, "\nto run without real GPUs ask for virtual ones: %s", ask.virtualHint())
 	}
 	return spec.Errorf(spec.CodeResources, "%s", &b)
 }
 
+// wanted says what was asked for, and how much of it there is room for.
+func (ask Ask) wanted(b *strings.Builder, room []int) {
+	each := plural(ask.PerNode, "GPU")
+	if ask.Strategy != StrictSpread {
+		there := 0
+		for _, r := range room {
+			if ask.Strategy == StrictPack {
+				there = max(there, r)
+			} else {
+				there += r
+			}
+		}
+		where := ""
+		if ask.Strategy == StrictPack {
+			where = " on one node"
+		}
+		fmt.Fprintf(b, "wanted %s free %d times%s, and there is room for %d", each, ask.Nodes, where, there)
+		return
+	}
+	fmt.Fprintf(b, "wanted %s with %s free on each, ", plural(ask.Nodes, "node"), each)
+	fit := 0
+	for _, r := range room {
+		fit += min(r, 1)
+	}
+	switch fit {
+	case 0:
+		b.WriteString("no node has that")
+	case 1:
+		b.WriteString("1 node has that")
+	default:
+		fmt.Fprintf(b, "%d nodes have that", fit)
+	}
+}
+
 // virtualHint names the option in all its spellings, sized to what was wanted.
-func virtualHint(count, perNode int) string {
+func (ask Ask) virtualHint() string {
+	count, perNode := ask.Nodes, ask.PerNode
+	if ask.Strategy == StrictPack {
+		count, perNode = 1, ask.Nodes*perNode
+	}
 	size := "4x8"
 	if count <= spec.MaxVirtualNodes && perNode <= spec.MaxVirtualDevices {
 		size = spec.Virtual{Nodes: count, Devices: perNode}.String()
@@ -163,17 +263,41 @@ func holdersByNode(held []Held) map[int][]string {
 		if h.By != "" {
 			who += " (" + h.By + ")"
 		}
+		numbers := map[int][]int{} // a pool may have a node several times
 		for _, node := range h.Pool.Nodes {
-			if len(node.Devices) > 0 {
-				numbers := make([]int, len(node.Devices))
-				for i, d := range node.Devices {
-					numbers[i] = d.Index
-				}
-				byNode[node.Index] = append(byNode[node.Index], who+" holds "+spec.Spans(numbers))
+			for _, d := range node.Devices {
+				numbers[node.Index] = append(numbers[node.Index], d.Index)
 			}
+		}
+		for node, held := range numbers {
+			slices.Sort(held)
+			byNode[node] = append(byNode[node], who+" holds "+spec.Spans(held))
 		}
 	}
 	return byNode
+}
+
+// Describe names the nodes of a pool and their devices, for people.
+func Describe(pool spec.Pool) string {
+	var b strings.Builder
+	shown, elided := edges(len(pool.Nodes), drawNodes)
+	for i, n := range shown {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		if i > 0 && n != shown[i-1]+1 {
+			fmt.Fprintf(&b, "… %s …, ", plural(elided, "more node"))
+		}
+		numbers := make([]int, len(pool.Nodes[n].Devices))
+		for at, d := range pool.Nodes[n].Devices {
+			numbers[at] = d.Index
+		}
+		b.WriteString(pool.Nodes[n].Name)
+		if len(numbers) > 0 {
+			b.WriteString(" GPU " + spec.Spans(numbers))
+		}
+	}
+	return b.String()
 }
 
 func plural(n int, noun string) string {

@@ -25,6 +25,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	          [trouble=WORDS_SO_JOINED]   and the last node says that of them
 //	nodes 8,8,4                           nodes of these sizes
 //	reserve ID PER_NODE NODES [by=WHO]    makes a pool and goes on with it
+//	        [as=STRATEGY]
 //	release ID
 //	place NAME [mapping= world= per= tp= pp= cp= dp= ep= visible= span=yes env.X= controller.X=]
 //	env NAME RANK
@@ -102,7 +103,7 @@ func (s *script) run(words []string) string {
 	case "nodes":
 		return s.makeNodes(plain[0], args)
 	case "reserve":
-		return s.reserve(number(plain[0]), number(plain[1]), number(plain[2]), args["by"])
+		return s.reserve(number(plain[0]), Ask{PerNode: number(plain[1]), Nodes: number(plain[2]), Strategy: args["as"]}, args["by"])
 	case "release":
 		s.held = slices.DeleteFunc(s.held, func(h Held) bool { return h.Pool.ID == number(plain[0]) })
 		return "ok"
@@ -138,8 +139,8 @@ func (s *script) makeNodes(sizes string, args map[string]string) string {
 	return "ok"
 }
 
-func (s *script) reserve(id, perNode, count int, by string) string {
-	pool, err := Reserve(s.nodes, s.held, perNode, count)
+func (s *script) reserve(id int, ask Ask, by string) string {
+	pool, err := Reserve(s.nodes, s.held, ask)
 	if err != nil {
 		return complain(err)
 	}

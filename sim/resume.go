@@ -297,7 +297,7 @@ func (w *world) build() {
 		nodes = append(nodes, n)
 		w.nodes = append(w.nodes, &node{w: w, index: i, alive: true, procs: map[uint32]*process{}})
 	}
-	pool, err := placement.Reserve(nodes, nil, s.PerNode, s.Nodes)
+	pool, err := placement.Reserve(nodes, nil, placement.Ask{PerNode: s.PerNode, Nodes: s.Nodes})
 	w.rules.must(err)
 	for i := range s.Clusters {
 		in := &s.Clusters[i]

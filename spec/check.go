@@ -40,7 +40,7 @@ func RankVariables() []string {
 // defaults. What it leaves is complete, and checking it again changes nothing.
 // Sizes and mappings that cannot be have CodePlacement, the rest CodeInvalid.
 func (c *Cluster) Check() error {
-	for _, check := range []func() *Error{c.checkName, c.checkKind, c.checkMapping, c.checkWorld, c.checkShape, c.checkEnv, c.checkOptions} {
+	for _, check := range []func() *Error{c.checkName, c.checkKind, c.checkMapping, c.checkWorld, c.checkShape, c.checkRuntimeEnv, c.checkEnv, c.checkOptions} {
 		if err := check(); err != nil {
 			err.Cluster = c.Name
 			if c.Name != "" {

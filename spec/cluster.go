@@ -1,5 +1,10 @@
 package spec
 
+import (
+	"path"
+	"slices"
+)
+
 // Cluster is one named group of workers as its user asked for it: checked by
 // Check, placed by package placement, started by the head.
 type Cluster struct {
@@ -87,6 +92,24 @@ type Runtime struct {
 	// Command, where not empty, is a program that is the worker itself (package
 	// worker), with its arguments. Of the rest only Dir and Env then matter.
 	Command []string `msg:"command"`
+	// RuntimeEnv is Ray's runtime_env, as JSON. Check takes out of it what Muster
+	// does itself, and leaves what is Ray's to set up on each node.
+	RuntimeEnv string `msg:"runtime_env,omitempty"`
+	// Modules are folders and files of modules; what holds them goes in front of
+	// SysPath, by InFront, once they are where the workers start.
+	Modules []string `msg:"modules,omitempty"`
+}
+
+// InFront is the runtime with its Modules found by SysPath.
+func (r Runtime) InFront() Runtime {
+	front := make([]string, 0, len(r.Modules)+len(r.SysPath))
+	for _, module := range r.Modules {
+		if folder := path.Dir(module); !slices.Contains(front, folder) {
+			front = append(front, folder)
+		}
+	}
+	r.SysPath, r.Modules = append(front, r.SysPath...), nil
+	return r
 }
 
 // Main says how the controller's __main__ can be imported again.

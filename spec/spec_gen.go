@@ -1958,53 +1958,83 @@ func (z *RankInfo) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Runtime) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 9
-	// string "python"
-	o = append(o, 0x89, 0xa6, 0x70, 0x79, 0x74, 0x68, 0x6f, 0x6e)
-	o = msgp.AppendString(o, z.Python)
-	// string "flags"
-	o = append(o, 0xa5, 0x66, 0x6c, 0x61, 0x67, 0x73)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Flags)))
-	for za0001 := range z.Flags {
-		o = msgp.AppendString(o, z.Flags[za0001])
+	// check for omitted fields
+	zb0001Len := uint32(11)
+	var zb0001Mask uint16 /* 11 bits */
+	_ = zb0001Mask
+	if z.RuntimeEnv == "" {
+		zb0001Len--
+		zb0001Mask |= 0x200
 	}
-	// string "package"
-	o = append(o, 0xa7, 0x70, 0x61, 0x63, 0x6b, 0x61, 0x67, 0x65)
-	o = msgp.AppendString(o, z.Package)
-	// string "sys_path"
-	o = append(o, 0xa8, 0x73, 0x79, 0x73, 0x5f, 0x70, 0x61, 0x74, 0x68)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.SysPath)))
-	for za0002 := range z.SysPath {
-		o = msgp.AppendString(o, z.SysPath[za0002])
+	if z.Modules == nil {
+		zb0001Len--
+		zb0001Mask |= 0x400
 	}
-	// string "dir"
-	o = append(o, 0xa3, 0x64, 0x69, 0x72)
-	o = msgp.AppendString(o, z.Dir)
-	// string "preload"
-	o = append(o, 0xa7, 0x70, 0x72, 0x65, 0x6c, 0x6f, 0x61, 0x64)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Preload)))
-	for za0003 := range z.Preload {
-		o = msgp.AppendString(o, z.Preload[za0003])
-	}
-	// string "env"
-	o = append(o, 0xa3, 0x65, 0x6e, 0x76)
-	o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
-	for za0004, za0005 := range z.Env {
-		o = msgp.AppendString(o, za0004)
-		o = msgp.AppendString(o, za0005)
-	}
-	// string "main"
-	o = append(o, 0xa4, 0x6d, 0x61, 0x69, 0x6e)
-	o, err = z.Main.MarshalMsg(o)
-	if err != nil {
-		err = msgp.WrapError(err, "Main")
-		return
-	}
-	// string "command"
-	o = append(o, 0xa7, 0x63, 0x6f, 0x6d, 0x6d, 0x61, 0x6e, 0x64)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Command)))
-	for za0006 := range z.Command {
-		o = msgp.AppendString(o, z.Command[za0006])
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "python"
+		o = append(o, 0xa6, 0x70, 0x79, 0x74, 0x68, 0x6f, 0x6e)
+		o = msgp.AppendString(o, z.Python)
+		// string "flags"
+		o = append(o, 0xa5, 0x66, 0x6c, 0x61, 0x67, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Flags)))
+		for za0001 := range z.Flags {
+			o = msgp.AppendString(o, z.Flags[za0001])
+		}
+		// string "package"
+		o = append(o, 0xa7, 0x70, 0x61, 0x63, 0x6b, 0x61, 0x67, 0x65)
+		o = msgp.AppendString(o, z.Package)
+		// string "sys_path"
+		o = append(o, 0xa8, 0x73, 0x79, 0x73, 0x5f, 0x70, 0x61, 0x74, 0x68)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.SysPath)))
+		for za0002 := range z.SysPath {
+			o = msgp.AppendString(o, z.SysPath[za0002])
+		}
+		// string "dir"
+		o = append(o, 0xa3, 0x64, 0x69, 0x72)
+		o = msgp.AppendString(o, z.Dir)
+		// string "preload"
+		o = append(o, 0xa7, 0x70, 0x72, 0x65, 0x6c, 0x6f, 0x61, 0x64)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Preload)))
+		for za0003 := range z.Preload {
+			o = msgp.AppendString(o, z.Preload[za0003])
+		}
+		// string "env"
+		o = append(o, 0xa3, 0x65, 0x6e, 0x76)
+		o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
+		for za0004, za0005 := range z.Env {
+			o = msgp.AppendString(o, za0004)
+			o = msgp.AppendString(o, za0005)
+		}
+		// string "main"
+		o = append(o, 0xa4, 0x6d, 0x61, 0x69, 0x6e)
+		o, err = z.Main.MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Main")
+			return
+		}
+		// string "command"
+		o = append(o, 0xa7, 0x63, 0x6f, 0x6d, 0x6d, 0x61, 0x6e, 0x64)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Command)))
+		for za0006 := range z.Command {
+			o = msgp.AppendString(o, z.Command[za0006])
+		}
+		if (zb0001Mask & 0x200) == 0 { // if not omitted
+			// string "runtime_env"
+			o = append(o, 0xab, 0x72, 0x75, 0x6e, 0x74, 0x69, 0x6d, 0x65, 0x5f, 0x65, 0x6e, 0x76)
+			o = msgp.AppendString(o, z.RuntimeEnv)
+		}
+		if (zb0001Mask & 0x400) == 0 { // if not omitted
+			// string "modules"
+			o = append(o, 0xa7, 0x6d, 0x6f, 0x64, 0x75, 0x6c, 0x65, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Modules)))
+			for za0007 := range z.Modules {
+				o = msgp.AppendString(o, z.Modules[za0007])
+			}
+		}
 	}
 	return
 }
@@ -2155,6 +2185,31 @@ func (z *Runtime) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "runtime_env":
+			z.RuntimeEnv, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "RuntimeEnv")
+				return
+			}
+		case "modules":
+			var zb0007 uint32
+			zb0007, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Modules")
+				return
+			}
+			if cap(z.Modules) >= int(zb0007) {
+				z.Modules = (z.Modules)[:zb0007]
+			} else {
+				z.Modules = make([]string, zb0007)
+			}
+			for za0007 := range z.Modules {
+				z.Modules[za0007], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Modules", za0007)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2191,6 +2246,10 @@ func (z *Runtime) Msgsize() (s int) {
 	s += 5 + z.Main.Msgsize() + 8 + msgp.ArrayHeaderSize
 	for za0006 := range z.Command {
 		s += msgp.StringPrefixSize + len(z.Command[za0006])
+	}
+	s += 12 + msgp.StringPrefixSize + len(z.RuntimeEnv) + 8 + msgp.ArrayHeaderSize
+	for za0007 := range z.Modules {
+		s += msgp.StringPrefixSize + len(z.Modules[za0007])
 	}
 	return
 }

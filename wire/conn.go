@@ -38,6 +38,7 @@ type Conn struct {
 	start, end int
 	limit      int
 	large      large
+	had        uint8                 // the number of the last frame
 	take       func(fd uintptr) bool // made once, as attempt below
 	into       []byte
 	tookN      int
@@ -47,6 +48,7 @@ type Conn struct {
 	mu       sync.Mutex
 	out      []byte   // small chunks, copied together
 	queue    [][]byte // what goes first: earlier out and shared chunks, in order
+	gave     uint8    // the number of the last frame
 	pending  atomic.Int64
 	draining bool
 	err      error
@@ -140,42 +142,79 @@ func (c *Conn) CloseWhenFlushed() error {
 	return c.Close()
 }
 
-// Buffered says that a whole frame is in memory already.
+// Buffered says that a whole frame is in memory already. One that came before is
+// dropped.
 func (c *Conn) Buffered() bool {
-	if c.large.data != nil {
-		return c.large.have == c.large.length
+	for {
+		if c.large.data != nil {
+			if c.large.have < c.large.length {
+				return false
+			}
+			if !c.isRepeat(&c.large.rawHeader) {
+				return true
+			}
+			c.large = large{}
+		}
+		if c.end-c.start < headerSize {
+			return false
+		}
+		h, err := parseHeader(c.buf[c.start:], c.limit)
+		if err != nil {
+			return true
+		}
+		if c.end-c.start < headerSize+h.length {
+			return false
+		}
+		if !c.isRepeat(&h) {
+			return true
+		}
+		c.start += headerSize + h.length
 	}
-	if c.end-c.start < headerSize {
-		return false
-	}
-	h, err := parseHeader(c.buf[c.start:], c.limit)
-	return err != nil || c.end-c.start >= headerSize+h.length
 }
 
 // Read returns the next frame; io.EOF at the end between frames.
 func (c *Conn) Read() (Frame, error) {
+	for {
+		h, rest, borrowed, err := c.whole()
+		if err != nil {
+			return Frame{}, err
+		}
+		mine, err := c.takes(&h)
+		if err != nil {
+			return Frame{}, err
+		}
+		if !mine {
+			continue
+		}
+		f, err := h.split(rest)
+		f.borrowed = borrowed
+		return f, err
+	}
+}
+
+// whole waits until there is a whole frame, and takes it out; rest is what comes
+// after its header.
+func (c *Conn) whole() (h rawHeader, rest []byte, borrowed bool, err error) {
 	if c.large.data != nil {
-		return c.readLarge()
+		return c.wholeLarge()
 	}
 	if err := c.want(headerSize); err != nil {
-		return Frame{}, err
+		return h, nil, false, err
 	}
-	h, err := parseHeader(c.buf[c.start:], c.limit)
+	h, err = parseHeader(c.buf[c.start:], c.limit)
 	if err != nil {
-		return Frame{}, err
+		return h, nil, false, err
 	}
 	if headerSize+h.length > readBuffer {
 		c.beginLarge(h)
-		return c.readLarge()
+		return c.wholeLarge()
 	}
 	if err := c.want(headerSize + h.length); err != nil {
-		return Frame{}, err
+		return h, nil, false, err
 	}
-	rest := c.buf[c.start+headerSize : c.start+headerSize+h.length : c.start+headerSize+h.length]
+	rest = c.buf[c.start+headerSize : c.start+headerSize+h.length : c.start+headerSize+h.length]
 	c.start += headerSize + h.length
-	f, err := h.split(rest)
-	f.borrowed = true
-	return f, err
+	return h, rest, true, nil
 }
 
 // room has room for n bytes in the buffer from start on, and for one more than
@@ -246,17 +285,17 @@ func (c *Conn) growLarge() []byte {
 	return l.data[l.have:]
 }
 
-func (c *Conn) readLarge() (Frame, error) {
+func (c *Conn) wholeLarge() (h rawHeader, rest []byte, borrowed bool, err error) {
 	for c.large.have < c.large.length {
 		n, err := c.readSome(c.growLarge())
 		c.large.have += n
 		if err != nil && c.large.have < c.large.length {
-			return Frame{}, c.cut(err, c.large.have+headerSize, c.large.length+headerSize)
+			return h, nil, false, c.cut(err, c.large.have+headerSize, c.large.length+headerSize)
 		}
 	}
 	l := c.large
 	c.large = large{}
-	return l.split(l.data)
+	return l.rawHeader, l.data, false, nil
 }
 
 // Queue appends a frame to what the next Flush writes; its body is prefix and
@@ -266,7 +305,9 @@ func (c *Conn) Queue(h Header, prefix, body []byte, bufs []Buf) {
 	size := Size(prefix, body, bufs)
 	c.pending.Add(int64(size + headerSize))
 	c.mu.Lock()
+	at := len(c.out)
 	c.out = AppendHeader(c.out, h, size, bufs)
+	c.numberLocked(c.out[at:])
 	c.add(prefix)
 	c.add(body)
 	for i := range bufs {
@@ -275,7 +316,18 @@ func (c *Conn) Queue(h Header, prefix, body []byte, bufs []Buf) {
 	c.mu.Unlock()
 }
 
-// QueueBytes appends bytes that already are whole frames.
+// QueueFrame appends a whole frame, as Fanout carries it.
+func (c *Conn) QueueFrame(frame []byte) {
+	c.pending.Add(int64(len(frame)))
+	c.mu.Lock()
+	at := len(c.out)
+	c.out = append(c.out, frame[:headerSize]...)
+	c.numberLocked(c.out[at:])
+	c.add(frame[headerSize:])
+	c.mu.Unlock()
+}
+
+// QueueBytes appends bytes as they are.
 func (c *Conn) QueueBytes(frames []byte) {
 	c.pending.Add(int64(len(frames)))
 	c.mu.Lock()

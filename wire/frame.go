@@ -59,7 +59,7 @@ type Header struct {
 	Kind  Kind
 	Flags Flags
 	ID    uint64
-	Peer  uint32
+	Peer  uint32 // up to MaxPeer
 	Ack   uint32
 }
 

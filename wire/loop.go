@@ -22,6 +22,7 @@ type Loop struct {
 	wake  int // an eventfd: readable when the loop is to end
 	ended chan struct{}
 	eager func() bool
+	later []delayed // the loop's goroutine alone looks at it
 
 	mu    sync.Mutex
 	conns map[int32]*Conn // by descriptor
@@ -67,6 +68,51 @@ func (l *Loop) Close() {
 	_ = unix.Close(l.epoll)
 }
 
+// delayed is what Later was told.
+type delayed struct {
+	at time.Time
+	do func()
+}
+
+// Later has do called after a while, to the millisecond, in the loop's goroutine,
+// where it is called, too. A timer of Go's runtime would wake another thread at
+// once, to wait for it: just when every core is wanted for what was sent.
+func (l *Loop) Later(after time.Duration, do func()) {
+	l.later = append(l.later, delayed{time.Now().Add(after), do})
+}
+
+// patience is how long to wait for connections before something is due, in
+// milliseconds; -1: for ever.
+func (l *Loop) patience() int {
+	if len(l.later) == 0 {
+		return -1
+	}
+	first := l.later[0].at
+	for _, d := range l.later[1:] {
+		if d.at.Before(first) {
+			first = d.at
+		}
+	}
+	return max(0, int((time.Until(first)+time.Millisecond-1)/time.Millisecond))
+}
+
+// doDue calls what is due. That may call Later.
+func (l *Loop) doDue() {
+	if len(l.later) == 0 {
+		return
+	}
+	now := time.Now()
+	all := l.later
+	l.later = nil
+	for _, d := range all {
+		if d.at.After(now) {
+			l.later = append(l.later, d)
+		} else {
+			d.do()
+		}
+	}
+}
+
 // Len is how many connections it has.
 func (l *Loop) Len() int {
 	l.mu.Lock()
@@ -83,7 +129,7 @@ func (l *Loop) run() {
 		if n > 0 && l.eager != nil && l.eager() {
 			n, err = l.look(events)
 		} else {
-			n, err = unix.EpollWait(l.epoll, events, -1)
+			n, err = unix.EpollWait(l.epoll, events, l.patience())
 		}
 		if err != nil && !errors.Is(err, syscall.EINTR) { // nothing else can be wrong with it
 			panic(fmt.Sprintf("waiting for connections: %v", err))
@@ -99,6 +145,7 @@ func (l *Loop) run() {
 				c.told(events[i].Events)
 			}
 		}
+		l.doDue()
 	}
 }
 
@@ -109,7 +156,7 @@ func (l *Loop) look(events []unix.EpollEvent) (int, error) {
 			return n, err
 		}
 	}
-	return unix.EpollWait(l.epoll, events, -1)
+	return unix.EpollWait(l.epoll, events, l.patience())
 }
 
 // polling is what a connection has to do with its loop. Before Attend there is

@@ -10,6 +10,7 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/muster-rl/muster/spec"
 )
@@ -252,4 +253,25 @@ func BenchmarkLoopEcho(b *testing.B) {
 	_ = x.Close()
 	<-a.over
 	_ = y.Close()
+}
+
+// What is to come later comes in its turn, whether or not something is read meanwhile.
+func TestLoopLater(t *testing.T) {
+	l := newLoop(t)
+	here, there := pair(t)
+	done := make(chan int, 4)
+	attend(here, l, 0, func(*Frame) {
+		l.Later(3*time.Millisecond, func() {
+			done <- 2
+			l.Later(time.Millisecond, func() { done <- 3 })
+		})
+		l.Later(time.Millisecond, func() { done <- 1 })
+		done <- 0
+	})
+	there.Send(Header{Kind: KindNotice}, []byte{0xc0}, nil)
+	for want := range 4 {
+		if got := <-done; got != want {
+			t.Fatalf("%d came in the place of %d", got, want)
+		}
+	}
 }

@@ -163,6 +163,13 @@ type PoolCreate struct {
 	Node        string            `msg:"node,omitempty"` // the only one that will do
 }
 
+// PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.
+type PoolOutlook struct {
+	Now   bool   `msg:"now"`   // it could be had
+	Waits bool   `msg:"waits"` // nodes may be added: pool.create waits for them
+	Text  string `msg:"text"`
+}
+
 // PoolRelease (verb pool.release): the pool goes when no cluster uses it.
 type PoolRelease struct {
 	Pool int `msg:"pool"`
@@ -184,6 +191,9 @@ type ClusterRef struct {
 	Name   string `msg:"name"`
 	// Kind, where not empty, is the only one meant; a service is then one that lives.
 	Kind string `msg:"kind,omitempty"`
+	// Drain is how many seconds a cluster that is stopped takes no more calls, and
+	// goes on with those that it has; 0: it is stopped at once.
+	Drain float64 `msg:"drain,omitempty"`
 }
 
 // Names answers the request service.list (Empty): the services that live, sorted.

@@ -961,15 +961,19 @@ func (z *ClusterInfo) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
-func (z ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
+func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(3)
-	var zb0001Mask uint8 /* 3 bits */
+	zb0001Len := uint32(4)
+	var zb0001Mask uint8 /* 4 bits */
 	_ = zb0001Mask
 	if z.Kind == "" {
 		zb0001Len--
 		zb0001Mask |= 0x4
+	}
+	if z.Drain == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x8
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -986,6 +990,11 @@ func (z ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "kind"
 			o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
 			o = msgp.AppendString(o, z.Kind)
+		}
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
+			// string "drain"
+			o = append(o, 0xa5, 0x64, 0x72, 0x61, 0x69, 0x6e)
+			o = msgp.AppendFloat64(o, z.Drain)
 		}
 	}
 	return
@@ -1027,6 +1036,12 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Kind")
 				return
 			}
+		case "drain":
+			z.Drain, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Drain")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1040,8 +1055,8 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 }
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
-func (z ClusterRef) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind)
+func (z *ClusterRef) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + msgp.Float64Size
 	return
 }
 
@@ -3218,6 +3233,76 @@ func (z *PoolCreate) Msgsize() (s int) {
 		}
 	}
 	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z PoolOutlook) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "now"
+	o = append(o, 0x83, 0xa3, 0x6e, 0x6f, 0x77)
+	o = msgp.AppendBool(o, z.Now)
+	// string "waits"
+	o = append(o, 0xa5, 0x77, 0x61, 0x69, 0x74, 0x73)
+	o = msgp.AppendBool(o, z.Waits)
+	// string "text"
+	o = append(o, 0xa4, 0x74, 0x65, 0x78, 0x74)
+	o = msgp.AppendString(o, z.Text)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *PoolOutlook) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "now":
+			z.Now, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Now")
+				return
+			}
+		case "waits":
+			z.Waits, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Waits")
+				return
+			}
+		case "text":
+			z.Text, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Text")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z PoolOutlook) Msgsize() (s int) {
+	s = 1 + 4 + msgp.BoolSize + 6 + msgp.BoolSize + 5 + msgp.StringPrefixSize + len(z.Text)
 	return
 }
 

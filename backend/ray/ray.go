@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -229,6 +231,16 @@ func (b *Backend) Reserve(ctx context.Context, want backend.Want) (backend.Grant
 	return grant, nil
 }
 
+// Look asks Ray what is free.
+func (b *Backend) Look(ctx context.Context, want backend.Want) (backend.Outlook, error) {
+	var outlook backend.Outlook
+	br, err := b.reach(ctx)
+	if err == nil {
+		err = br.ask(ctx, "look", want, &outlook, nil)
+	}
+	return outlook, err
+}
+
 // Release removes a placement group.
 func (b *Backend) Release(ctx context.Context, id int) error {
 	b.mu.Lock()
@@ -251,31 +263,56 @@ func (b *Backend) Kept(ctx context.Context) ([]int, error) {
 	return said.Groups, err
 }
 
-// Fit has the bridge ship what a node lacks. This machine lacks nothing that the
-// script did not lack.
+// Fit has the bridge ship what a node lacks, and Ray set up what a runtime_env
+// names. This machine lacks nothing that the script did not lack.
 func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runtime, error) {
 	b.mu.Lock()
 	a := b.agents[node]
 	b.mu.Unlock()
-	if a == nil || rt.Python == "" {
+	if rt.Python == "" || a == nil && rt.RuntimeEnv == "" {
 		return rt, nil
 	}
-	asked := runtime{Python: rt.Python, Package: rt.Package, SysPath: rt.SysPath, Dir: rt.Dir, Main: rt.Main.Path}
-	var got runtime
-	if err := a.bridge.ask(ctx, "fit", map[string]any{"node": node, "runtime": asked}, &got, nil); err != nil {
+	asked := runtime{
+		Python: rt.Python, Package: rt.Package, SysPath: rt.SysPath, Dir: rt.Dir, Main: rt.Main.Path,
+		Modules: rt.Modules, RuntimeEnv: json.RawMessage(rt.RuntimeEnv),
+	}
+	if rt.RuntimeEnv == "" {
+		asked.RuntimeEnv = nil
+	}
+	var br *bridge
+	var err error
+	if a != nil {
+		br = a.bridge
+	} else if br, err = b.reach(ctx); err != nil {
 		return rt, err
 	}
-	rt.Python, rt.Package, rt.SysPath, rt.Dir, rt.Main.Path = got.Python, got.Package, got.SysPath, got.Dir, got.Main
+	var got runtime
+	if err := br.ask(ctx, "fit", map[string]any{"node": node, "runtime": asked}, &got, nil); err != nil {
+		return rt, err
+	}
+	rt.Python, rt.Package, rt.SysPath, rt.Dir, rt.Main.Path, rt.Modules = got.Python, got.Package, got.SysPath, got.Dir, got.Main, got.Modules
+	rt.RuntimeEnv = ""
+	if len(got.Env)+len(got.Path) > 0 {
+		env := map[string]string{}
+		maps.Copy(env, rt.Env)
+		maps.Copy(env, got.Env)
+		env["PATH"] = strings.Join(slices.DeleteFunc(append(got.Path, env["PATH"]), func(p string) bool { return p == "" }), ":")
+		rt.Env = env
+	}
 	return rt, nil
 }
 
-// runtime is the paths of a spec.Runtime.
+// runtime is what of a spec.Runtime differs from node to node.
 type runtime struct {
-	Python  string   `json:"python"`
-	Package string   `json:"package"`
-	SysPath []string `json:"sys_path"`
-	Dir     string   `json:"dir"`
-	Main    string   `json:"main"`
+	Python     string            `json:"python"`
+	Package    string            `json:"package"`
+	SysPath    []string          `json:"sys_path"`
+	Dir        string            `json:"dir"`
+	Main       string            `json:"main"`
+	Modules    []string          `json:"modules"`
+	RuntimeEnv json.RawMessage   `json:"runtime_env,omitempty"`
+	Env        map[string]string `json:"env,omitempty"`  // variables that it has there, beyond the controller's
+	Path       []string          `json:"path,omitempty"` // folders in front of PATH
 }
 
 // Close has the bridge leave Ray, with all that it has there.

@@ -63,8 +63,9 @@ class Ray:
         labels: Mapping[int, str] | None = None,
         flags: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
-        self._hosts, self.python = hosts, python_with_ray()
+        self._hosts, self.python = hosts, python or python_with_ray()
         self.on = list(range(len(hosts))) if on is None else list(on)
         self.head = self.on[0]
         self.address = f"{hosts[self.head].address}:{PORT}"

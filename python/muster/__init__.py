@@ -44,9 +44,10 @@ if TYPE_CHECKING:
         WorkerImportError,
     )
     from ._handles import EngineHandle, WorkerHandle
+    from ._instances import Instances
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
-    from ._resources import Plan, ResourceManager, nodes
+    from ._resources import Outlook, Plan, ResourceManager, nodes
     from ._service import Service, get_service, list_services, service
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
@@ -65,6 +66,7 @@ __all__ = [
     "EngineHandle",
     "Execute",
     "HeadLostError",
+    "Instances",
     "InvalidArgumentError",
     "LayoutError",
     "LimitError",
@@ -72,6 +74,7 @@ __all__ = [
     "MusterError",
     "NodeLostError",
     "NotFoundError",
+    "Outlook",
     "PerRank",
     "PlacementError",
     "Plan",
@@ -141,6 +144,7 @@ _HOMES = {
     "WorkerImportError": "_errors",
     "EngineHandle": "_handles",
     "WorkerHandle": "_handles",
+    "Instances": "_instances",
     "Ref": "_refs",
     "as_completed": "_refs",
     "get": "_refs",
@@ -148,6 +152,7 @@ _HOMES = {
     "Dispatch": "_register",
     "Execute": "_register",
     "register": "_register",
+    "Outlook": "_resources",
     "Plan": "_resources",
     "ResourceManager": "_resources",
     "nodes": "_resources",

@@ -16,7 +16,7 @@ from ._client import Connection
 from ._marks import Mark
 from ._methods import Method, check_per_rank, engine_method, unknown_method
 from ._refs import PENDING, Ref, seconds
-from ._unanswered import Hold, MovedOn
+from ._unanswered import Due, Hold, MovedOn
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
@@ -119,9 +119,12 @@ class Group:
         flags = _SPLIT | _KEEP
         while True:
             with self.connection.holding_acks() as hold:
-                encoded = self._encode(method, how, _ALL, args, kwargs, timeout, flags, hold=hold)
+                route, payload, buffers, due = self._encode(
+                    method, how, _ALL, args, kwargs, timeout, flags, hold=hold
+                )
+                ranks = range(self.world)
                 try:
-                    return self.connection.split_call(*encoded, range(self.world), hold)
+                    return self.connection.split_call(route, payload, buffers, ranks, hold, due)
                 except MovedOn:
                     continue
 
@@ -139,15 +142,17 @@ class Group:
         plain = _are_plain(args, kwargs)
         while not plain and _has_refs(args, kwargs):
             with self.connection.holding_acks() as hold:
-                encoded = self._encode(method, how, rank, args, kwargs, timeout, flags, hold=hold)
+                route, payload, buffers, due = self._encode(
+                    method, how, rank, args, kwargs, timeout, flags, hold=hold
+                )
                 try:
-                    return self.connection.call(*encoded, finish, hold)
+                    return self.connection.call(route, payload, buffers, finish, hold, due)
                 except MovedOn:
                     continue
-        route, payload, buffers = self._encode(
+        route, payload, buffers, due = self._encode(
             method, how, rank, args, kwargs, timeout, flags, plain
         )
-        return self.connection.call(route, payload, buffers, finish)
+        return self.connection.call(route, payload, buffers, finish, None, due)
 
     def _encode(
         self,
@@ -160,7 +165,7 @@ class Group:
         flags: int,
         plain: bool = False,
         hold: Hold | None = None,
-    ) -> tuple[bytes, bytes, list[Any]]:
+    ) -> tuple[bytes, bytes, list[Any], Due | None]:
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
             method.check_cut(args, kwargs, self.world)
@@ -179,11 +184,14 @@ class Group:
         if timeout is None and not parent:
             key = (method.name, how, rank, flags)
             route = self._routes.get(key) or self._route(key, bytes((0, 0, flags)))
-            return route, payload, buffers
+            return route, payload, buffers, None
         key = (method.name, how, rank, _UNFINISHED)
         route = self._routes.get(key) or self._route(key, b"")
-        route += _wire.pack(milliseconds(timeout)) + _wire.pack(parent) + bytes((flags,))
-        return route, payload, buffers
+        limit = seconds(timeout)
+        due = None if limit is None else Due(monotonic() + limit, len(route))
+        time = milliseconds(timeout).to_bytes(8, "big")
+        route += b"\xcf%b%b%c" % (time, _wire.pack(parent), flags)
+        return route, payload, buffers, due
 
     def _route(self, key: tuple[str, int, int, int], end: bytes) -> bytes:
         """A route, or as much of it as is the same for every call of a method."""

@@ -28,7 +28,7 @@ from ._comeback import Comeback, Stopped, Way
 from ._loops import Loops
 from ._refs import PENDING, Ref, SplitCall
 from ._sending import Sender
-from ._unanswered import Hold, Parts
+from ._unanswered import Due, Hold, Parts
 from ._waiting import Sink
 from ._ways import back, resent
 
@@ -64,10 +64,11 @@ class Connection(Sender):
         buffers: Sequence[Any],
         finish: Any = None,
         hold: Hold | None = None,
+        due: Due | None = None,
     ) -> Ref:
         """Send one call; its answer comes as one. ``hold`` has the futures that it names."""
         ref = Ref(self, next(self._ids), -1, finish)
-        self._start(ref, ref._id, route, payload, buffers, hold)
+        self._start(ref, ref._id, route, payload, buffers, hold, due)
         return ref
 
     def split_call(
@@ -77,11 +78,12 @@ class Connection(Sender):
         buffers: Sequence[Any],
         ranks: Sequence[int],
         hold: Hold | None = None,
+        due: Due | None = None,
     ) -> list[Ref]:
         """Send one call whose ranks are answered one by one."""
         ident = next(self._ids)
         split = SplitCall(self, ident, ranks)
-        self._start(split, ident, route, payload, buffers, hold)
+        self._start(split, ident, route, payload, buffers, hold, due)
         return split.refs
 
     def _start(
@@ -92,9 +94,12 @@ class Connection(Sender):
         payload: bytes,
         buffers: Sequence[Any],
         hold: Hold | None,
+        due: Due | None,
     ) -> None:
         self._pending[ident] = sink
         try:
+            if due is not None:
+                self._unanswered.note_due(ident, due)
             if buffers:
                 if self.ledger is not None:
                     self._note_named(ident, route, buffers)
@@ -105,6 +110,8 @@ class Connection(Sender):
             self._pending.pop(ident, None)
             self._named.pop(ident, None)
             self._to_acknowledge.discard(ident)
+            if ident not in self._frames:
+                self._unanswered.forget(ident)
             raise
 
     def _note_named(self, ident: int, route: bytes, buffers: Sequence[Any]) -> None:

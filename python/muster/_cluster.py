@@ -16,7 +16,7 @@ import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from . import _context, _errors, _pickling, _values
 from ._calling import EVERY_RANK, ONE_RANK, Group
-from ._config import WorkerConfig, as_worker_config, command_of
+from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._environment import describe_runtime
 from ._handles import BoundMethod, WorkerHandle
 from ._methods import check_class, unknown_method
@@ -69,6 +69,7 @@ class Cluster:
             py_modules=config.py_modules,
             preload=config.preload,
             ray=config.ray,
+            runtime_env=config.runtime_env,
         )
         spec["runtime"]["command"] = command_of(worker_cls)
         spec["config"] = encode_config(config)
@@ -296,20 +297,23 @@ class Cluster:
 
     # --- the end ---------------------------------------------------------
 
-    def shutdown(self) -> None:
+    def shutdown(self, *, drain: float = 0.0) -> None:
         """Stop every worker, also inside a call; returns when all their processes are gone.
 
-        Their last output has been written then. It may be called again.
+        With ``drain``, calls that were made before have up to so many seconds
+        (``math.inf``: as long as they take) to be answered first, and later ones are
+        refused. Their last output has been written then. It may be called again.
         """
+        patience = as_seconds("drain", drain)
         session = _context.session()
         group = self._group() if self._number == 0 else self._calls
         connection = group.connection if group else _context.connection()
         if not connection.alive():
             return
         if session is not None and session.connection is connection:
-            session.stop_cluster(self._number)
+            session.stop_cluster(self._number, patience)
         else:
-            connection.request("cluster.stop", {"number": self._number, "name": ""})
+            connection.request("cluster.stop", _context.stopping(self._number, patience))
 
     def __enter__(self) -> Cluster:
         return self

@@ -95,6 +95,9 @@ class WorkerConfig:
     rank_env: bool = False
     #: "inherit" gives the workers Ray's token, so that they can use Ray themselves.
     ray: str = ""
+    #: Ray's runtime_env: env_vars, working_dir and py_modules everywhere; pip, uv, conda and
+    #: py_executable with Ray's nodes.
+    runtime_env: Mapping[str, Any] | None = None
 
     def shape(self) -> dict[str, int]:
         """The parallel sizes asked for; 0 where nobody said anything."""

@@ -71,6 +71,15 @@ def forget(ending: Any) -> None:
     _waiting.pop(id(ending), None)
 
 
+class _Gone:
+    """Somebody who was there."""
+
+
+#: Stands for an object that is not there yet, or not any more: calling it gives None. To do so
+#: runs no code of ours, which a process that has just woken up would have to fetch.
+nobody: Callable[[], Any] = weakref.ref(_Gone())
+
+
 def waiting(kind: type[Any]) -> list[Any]:
     """The entries of one kind whose objects live, or whose endings nobody has dealt with."""
     return [ending.entry for ending in _waiting.copy().values() if type(ending.entry) is kind]

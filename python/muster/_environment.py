@@ -7,9 +7,11 @@ nothing is started here.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from . import _errors, _values
@@ -19,6 +21,8 @@ _X_OPTIONS = ("dev", "utf8", "faulthandler", "frozen_modules", "int_max_str_digi
 _HEAD_GRACE = 30.0
 #: What workers do not need unless they use Ray themselves.
 _RAY_SECRETS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+#: Keys of a runtime_env that may name a file of what is to be installed.
+_FILES = {"pip": (".txt",), "uv": (".txt",), "conda": (".yaml", ".yml")}
 _LETTERS = {
     "debug": "d",
     "dont_write_bytecode": "B",
@@ -37,6 +41,7 @@ def describe_runtime(
     py_modules: Sequence[str] = (),
     preload: Sequence[str] = (),
     ray: str = "",
+    runtime_env: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What a worker's interpreter needs, as it is in this process now."""
     if ray not in ("", "inherit"):
@@ -47,7 +52,12 @@ def describe_runtime(
             "this interpreter does not know its own program (sys.executable is empty); "
             "say which one workers shall use: WorkerConfig(python=...)"
         )
-    return {
+    if working_dir and runtime_env and "working_dir" in runtime_env:
+        raise ValueError(
+            f"working_dir={working_dir!r}, and runtime_env has working_dir="
+            f"{runtime_env['working_dir']!r}; give one of them"
+        )
+    described: dict[str, Any] = {
         "python": interpreter,
         "flags": interpreter_flags(),
         "package": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
@@ -57,6 +67,53 @@ def describe_runtime(
         "env": {k: v for k, v in os.environ.items() if ray or k not in _RAY_SECRETS},
         "main": main_module(),
     }
+    if runtime_env:
+        described["runtime_env"] = runtime_env_text(runtime_env)
+    return described
+
+
+def runtime_env_text(given: Mapping[str, Any]) -> str:
+    """Ray's runtime_env for the head, with paths that are the same elsewhere."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"runtime_env is {given!r}; it is a dict, as Ray has it")
+    made: dict[str, Any] = {}
+    for key, value in given.items():
+        found = _found(str(key), value)
+        try:
+            made[str(key)] = json.loads(json.dumps(found))
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"runtime_env[{key!r}] is {value!r}, which is not made of text, numbers, lists "
+                f"and dicts: {error}"
+            ) from None
+    return json.dumps(made)
+
+
+def _found(key: str, value: Any) -> Any:
+    """A value of a runtime_env with its paths in full."""
+    if key == "working_dir":
+        return _there(key, _place(value))
+    if key == "py_modules" and isinstance(value, (list, tuple)):
+        return [_there(key, _place(module)) for module in value]
+    if str(value).endswith(_FILES.get(key, ())) and isinstance(value, (str, os.PathLike)):
+        return _place(value)
+    return value
+
+
+def _there(key: str, value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("/") and not os.path.exists(value):
+        raise ValueError(f"runtime_env[{key!r}] names {value!r}, which is not there")
+    return value
+
+
+def _place(value: Any) -> Any:
+    """A path in full; a module as where it lies; addresses and all else as they are."""
+    if isinstance(value, ModuleType) and value.__file__:
+        folder, name = os.path.split(os.path.abspath(value.__file__))
+        return folder if name.startswith("__init__.") else os.path.join(folder, name)
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    return _absolute(value) if isinstance(value, str) and value and "://" not in value else value
 
 
 def _sys_path() -> list[str]:

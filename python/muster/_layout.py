@@ -150,6 +150,19 @@ def plain_rows(content: Bytes, header: Header, name: str, start: int, stop: int)
     return None
 
 
+def plain_column(content: Bytes, name: str, start: int, stop: int) -> Array | None:
+    """`read_header` and `plain_rows` in one step; None where either would raise, too."""
+    front = content[:_FRONT].tobytes()
+    end = 8 + int.from_bytes(front[4:8], "little")
+    if front[:4] != MAGIC or end > _FRONT or end > len(content):
+        return None
+    try:
+        header = _parsed(front[8:end])
+    except Exception:
+        return None
+    return plain_rows(content, header, name, start, stop)
+
+
 def load(content: Bytes, header: Header, name: str) -> Column:
     """A column of an object: views of its content."""
     spec, rows = header.columns[name], header.rows

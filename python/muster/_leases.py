@@ -25,7 +25,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from . import _errors, _wire
-from ._endings import attempt, forget, when_gone
+from ._endings import attempt, forget, nobody, when_gone
 from ._pages import written
 from ._shm import CHUNK, Mapping, Segment, array_at, make_room
 
@@ -154,19 +154,19 @@ class Borrowed:
         self.store = store
         self._segment = segment
         self.mapping: Mapping | None = segment.lend()
-        self._root: Any = _nobody
+        self._root: Any = nobody
 
-    def view(self, owner: object) -> memoryview | None:
-        """All of its memory, as it was put; ``owner`` lives for as long as somebody looks at
-        it. None while somebody does."""
+    def memory(self, owner: object, end: int) -> Any:
+        """All of it, as it was put, as a ctypes array; ``owner`` lives for as long as somebody
+        looks at it. None while somebody does, and where it has fewer bytes than ``end``."""
         mapping = self.mapping
-        if mapping is None or self._root() is not None:
+        if mapping is None or end > mapping.length or self._root() is not None:
             return None
-        if self._root is not _nobody and written(mapping.address, mapping.length):
+        if self._root is not nobody and written(mapping.address, mapping.length):
             self._segment.wipe(mapping)
         root = array_at(mapping.address, mapping.length, owner)
         self._root = weakref.ref(root)
-        return memoryview(root).cast("B")
+        return root
 
     def give_back(self, lent: Lent) -> None:
         """Nobody will look at it any more. May be done again, if it was interrupted."""
@@ -175,14 +175,14 @@ class Borrowed:
             if written(mapping.address, mapping.length):
                 self._segment.wipe(mapping)
             self.mapping = None
-            self._segment.take_back(mapping)
+            segment = self._segment
+            if segment._idle or segment._closed:
+                segment.take_back(mapping)
+            else:  # as there
+                segment._idle.append(mapping)
         store._borrowed.pop(id(lent), None)
         if store._retired:
             store.flush()
-
-
-def _nobody() -> None:
-    """Nobody has looked at it yet."""
 
 
 class Store:

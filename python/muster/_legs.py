@@ -13,7 +13,6 @@ from typing import Any
 from . import _layout, _objects
 from ._blocks import Block
 from ._columns import Array
-from ._errors import ProtocolError
 from ._parts import Part
 from ._rows import MAX_ROWS, Piece
 
@@ -38,11 +37,7 @@ class One:
         content = self.source.root()
         if self.source.partial:
             return None
-        try:
-            header = _layout.read_header(content)
-        except ProtocolError:
-            return None
-        return _layout.plain_rows(content, header, name, self.start, self.stop)
+        return _layout.plain_column(content, name, self.start, self.stop)
 
     def part(self) -> Part:
         """The same as parts are."""

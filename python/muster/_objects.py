@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _errors, _wire
-from ._endings import Ending, attempt, forget, waiting, when_gone
+from ._endings import Ending, attempt, forget, nobody, waiting, when_gone
 
 if TYPE_CHECKING:
     import numpy
@@ -180,20 +180,20 @@ class Ledger:
                 del self.ended[0]
         return True
 
-    def release(self, first: int, ack: int = 0) -> bytes:
+    def release(self, first: int, ack: int = 0, number: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
         told = self.given_back[:first]
         if len(told) == 1 and 0 < told[0][1] < 128:
             object, count = told[0]
             notice = b"%b%b%c" % (_ONE_RELEASED, object.to_bytes(8, "big"), count)
-            return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, 0, ack) + notice
+            return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, number, ack) + notice
         if first > 1:
             counts: Counter[int] = Counter()
             for object, count in told:
                 counts[object] += count
             told = [*counts.items()]
         notice = _wire.pack(["release", {"objects": told}])
-        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, ack=ack)[0]
+        frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=number, ack=ack)[0]
         return frame
 
     def stock(self) -> list[tuple[int, int]]:
@@ -294,8 +294,8 @@ class Stored:
         self.right = right
         self.offset = offset
         self.nbytes = nbytes
-        self._root: Callable[[], _Bytes | None] = _none
-        self._lease: Callable[[], Lease | None] = _none  # of the root, where not all is here
+        self._root: Callable[[], _Bytes | None] = nobody
+        self._lease: Callable[[], Lease | None] = nobody  # of the root, where not all is here
 
     def root(self) -> numpy.ndarray[Any, Any]:
         """The content as a writable array; the same one for as long as it is held."""
@@ -303,23 +303,24 @@ class Stored:
 
         root = self._root()
         if root is None:
-            start, end = self.offset, self.offset + self.nbytes
-            view = _borrowed(self.right)
-            view = self._opened() if view is None or end > len(view) else view[start:end]
-            root = numpy.frombuffer(view, numpy.uint8)
+            memory = _borrowed(self.right, self.offset + self.nbytes)
+            if memory is None:
+                root = numpy.frombuffer(self._opened(), numpy.uint8)
+            else:
+                root = numpy.frombuffer(memory, numpy.uint8, self.nbytes, self.offset)
             self._root = weakref.ref(root)
         return root
 
     def _opened(self) -> memoryview:
         object = self.right.object
         lease = self.right.ledger.stores.open([object])[object]
-        self._lease = weakref.ref(lease) if lease.partial else _none
+        self._lease = weakref.ref(lease) if lease.partial else nobody
         return _within(self, lease)
 
     @property
     def partial(self) -> bool:
         """Whether the root lies on another node, and not all of it is here."""
-        return self._lease is not _none
+        return self._lease is not nobody
 
     def need(self, spans: Sequence[tuple[int, int]]) -> None:
         """Wait until bytes are here; somebody holds the root."""
@@ -336,10 +337,6 @@ class Stored:
         lease = self.right.ledger.stores.open([self.right.object])[self.right.object]
         window = Window(lease.segment.readable(), lease)
         return window.address, window.length, window
-
-
-def _none() -> None:
-    """No array is held."""
 
 
 def views(sources: Sequence[Stored]) -> list[memoryview]:
@@ -384,24 +381,26 @@ def _lent(sources: Sequence[Stored]) -> list[memoryview | None]:
     for source in sources:
         right = source.right
         if right is not last:  # stretches of an object come together
-            whole, last = _borrowed(right), right
+            memory, last = _borrowed(right, 0), right
+            whole = None if memory is None else memoryview(memory).cast("B")
         start, end = source.offset, source.offset + source.nbytes
         found.append(None if whole is None or end > len(whole) else whole[start:end])
     return found
 
 
-def _borrowed(right: Right) -> memoryview | None:
-    """All of an object that came with a leg, seen by nobody else; None where it is to be opened."""
-    account = right.account
+def _borrowed(right: Right, end: int) -> Any:
+    """All of an object that came with a leg, seen by nobody else, as a ctypes array; None where
+    it is to be opened, or has no so many bytes."""
+    account, ledger = right.account, right.ledger
     if not account.segment or account.maker is not None:
         return None
-    with right.ledger.counting:
+    with ledger.counting:
         for borrowed in account.borrowed:
-            view = borrowed.view(right)
-            if view is not None:
-                return view
-        more = right.ledger.stores.borrow(account)
-        return None if more is None else more.view(right)
+            memory = borrowed.memory(right, end)
+            if memory is not None:
+                return memory
+        more = (ledger._stores or ledger.stores).borrow(account)
+        return None if more is None else more.memory(right, end)
 
 
 # --- buffers of frames ---------------------------------------------------------------------

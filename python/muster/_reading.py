@@ -255,6 +255,8 @@ class Reader:
         if sink is None:  # nobody waits any more
             if not flags & _wire.FLAG_RANK:
                 self._frames.pop(ident, None)
+                if self._unanswered.more:
+                    self._unanswered.answered(ident)
             return
         over = sink.deliver(flags, rank, body, buffers)
         if self._wanted:  # after it was handed over; see Hold

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _context, _worker
 from ._config import WorkerConfig, as_seconds, as_worker_config
+from ._environment import runtime_env_text
 
 if TYPE_CHECKING:
     from ._client import Connection
@@ -49,6 +51,21 @@ class Plan:
         return f"<muster.Plan of {', '.join(self.clusters)}>"
 
 
+@dataclass(frozen=True)
+class Outlook:
+    """What would come of asking for a pool: `ResourceManager.outlook`."""
+
+    #: All of it is free.
+    now: bool
+    #: Nodes may be added, so a ResourceManager waits for them until its timeout.
+    waits: bool
+    #: What there is, or what is missing and who holds it.
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class ResourceManager:
     """A pool: ``num_nodes`` nodes with ``num_gpus_per_node`` GPUs each, reserved together.
 
@@ -58,12 +75,12 @@ class ResourceManager:
     object does and no cluster uses it any more, at `destroy_placement_group`, or
     at the end of its ``with`` block.
 
-    With Ray's nodes the pool is a placement group of one bundle per node.
-    ``strategy`` is Ray's: "STRICT_SPREAD" (the default: each on a node of its own),
-    "SPREAD", "PACK" or "STRICT_PACK", where several may share a node and then count as
-    one node each. ``cpus_per_node`` are held beside the GPUs; ``labels`` and
-    ``accelerator_type`` (as "H100") choose among nodes. ``node`` names the one node that will
-    do, as `muster.nodes` names it.
+    ``strategy`` is one of Ray's: "STRICT_SPREAD" (the default: each on a node of its
+    own), "SPREAD", "PACK" or "STRICT_PACK", where several may share a node and then count
+    as one node each. With Ray's nodes the pool is a placement group of one bundle per
+    node: ``cpus_per_node`` are held beside the GPUs (this machine's own are not counted),
+    and ``labels`` and ``accelerator_type`` (as "H100") choose among nodes. ``node`` names the one node that
+    will do, as `muster.nodes` names it.
 
     It can be pickled: workers can make clusters in it, and it stays with who made it.
     """
@@ -80,26 +97,17 @@ class ResourceManager:
         accelerator_type: str | None = None,
         node: str | None = None,
     ) -> None:
-        for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
-            if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise TypeError(f"{label} is {value!r}; it must be a whole number")
+        asked = _asked(
+            num_gpus_per_node,
+            num_nodes,
+            timeout=timeout,
+            strategy=strategy,
+            cpus_per_node=cpus_per_node,
+            labels=labels,
+            accelerator_type=accelerator_type,
+            node=node,
+        )
         connection = _context.connection("ResourceManager()")
-        if strategy is not None and strategy not in _STRATEGIES:
-            raise ValueError(f"strategy={strategy!r}; there are {', '.join(_STRATEGIES)}")
-        if isinstance(cpus_per_node, bool) or not isinstance(cpus_per_node, (int, float)):
-            raise TypeError(f"cpus_per_node is {cpus_per_node!r}; it must be a number")
-        if cpus_per_node < 0:
-            raise ValueError(f"cpus_per_node is {cpus_per_node!r}; it is 0 or more")
-        asked = {
-            "gpus_per_node": int(num_gpus_per_node),
-            "nodes": int(num_nodes),
-            "timeout": as_seconds("timeout", timeout),
-            "cpus_per_node": float(cpus_per_node),
-            "strategy": strategy or "",
-            "labels": {str(key): str(value) for key, value in (labels or {}).items()},
-            "accelerator_type": accelerator_type or "",
-            "node": node or "",
-        }
         with _context.waiting():
             pool = connection.request("pool.create", asked)
         self.id: int = pool["id"]
@@ -120,6 +128,33 @@ class ResourceManager:
         self._clusters = weakref.WeakSet()
         self._release = None
         return self
+
+    @staticmethod
+    def outlook(
+        num_gpus_per_node: int = 0,
+        num_nodes: int = 1,
+        *,
+        timeout: float = 30.0,
+        strategy: str | None = None,
+        cpus_per_node: float = 0,
+        labels: Mapping[str, str] | None = None,
+        accelerator_type: str | None = None,
+    ) -> Outlook:
+        """Whether such a pool could be had now, and if not, what is missing and who holds it.
+
+        Nothing is reserved, so another may be quicker.
+        """
+        asked = _asked(
+            num_gpus_per_node,
+            num_nodes,
+            timeout=timeout,
+            strategy=strategy,
+            cpus_per_node=cpus_per_node,
+            labels=labels,
+            accelerator_type=accelerator_type,
+        )
+        connection = _context.connection("ResourceManager.outlook()")
+        return Outlook(**connection.request("pool.look", asked))
 
     @property
     def num_nodes(self) -> int:
@@ -199,6 +234,39 @@ def nodes() -> list[dict[str, Any]]:
     ]
 
 
+def _asked(
+    num_gpus_per_node: int,
+    num_nodes: int,
+    *,
+    timeout: float,
+    strategy: str | None,
+    cpus_per_node: float,
+    labels: Mapping[str, str] | None,
+    accelerator_type: str | None,
+    node: str | None = None,
+) -> dict[str, Any]:
+    """The request for a pool."""
+    for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{label} is {value!r}; it must be a whole number")
+    if strategy is not None and strategy not in _STRATEGIES:
+        raise ValueError(f"strategy={strategy!r}; there are {', '.join(_STRATEGIES)}")
+    if isinstance(cpus_per_node, bool) or not isinstance(cpus_per_node, (int, float)):
+        raise TypeError(f"cpus_per_node is {cpus_per_node!r}; it must be a number")
+    if cpus_per_node < 0:
+        raise ValueError(f"cpus_per_node is {cpus_per_node!r}; it is 0 or more")
+    return {
+        "gpus_per_node": int(num_gpus_per_node),
+        "nodes": int(num_nodes),
+        "timeout": as_seconds("timeout", timeout),
+        "cpus_per_node": float(cpus_per_node),
+        "strategy": strategy or "",
+        "labels": {str(key): str(value) for key, value in (labels or {}).items()},
+        "accelerator_type": accelerator_type or "",
+        "node": node or "",
+    }
+
+
 def devices_of(worker: Mapping[str, Any], pool: int) -> list[dict[str, Any]]:
     """A worker's places in the form that pipelines written for Ray expect."""
     places = [(at["node"], at["device"]) for at in worker["devices"]] or [(worker["node"], None)]
@@ -209,8 +277,11 @@ def devices_of(worker: Mapping[str, Any], pool: int) -> list[dict[str, Any]]:
 
 
 def _planned(name: str, config: WorkerConfig) -> dict[str, Any]:
-    spec = as_worker_config(config).to_spec(name)
+    asked = as_worker_config(config)
+    spec = asked.to_spec(name)
     spec["class"] = {"module": "muster", "name": "Worker", "pickle": b""}
+    if asked.runtime_env:  # the rest of a runtime matters only at a start
+        spec["runtime"] = {"runtime_env": runtime_env_text(asked.runtime_env)}
     return spec
 
 

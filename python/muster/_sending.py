@@ -20,6 +20,7 @@ from ._reading import Reader, Turn
 from ._unanswered import Hold, MovedOn, Parts
 from ._waiting import unsent
 
+_AFTER = _wire.AFTER
 _DONTWAIT = (socket.MSG_DONTWAIT,)
 _NO_ANCILLARY: tuple[tuple[Any, ...]] = ((),)
 _MOST_PARTS = 256  # buffers handed to one sendmsg; the kernel takes 1024
@@ -57,21 +58,31 @@ class Sender(Reader):
             raise self._failure()
         ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF  # as in _ack
         told: list[_objects.Account] = []
-        parts = [] if buffers else _wire.pack_frame(kind, ident, body, (), flags, ack=ack)
         cut = False
         with self._send_lock:
             if self._outgoing is not None:
                 self._finish_interrupted()
             sent: list[int] = []
+            stream = self._stream
             try:
                 if hold is not None:
                     self._note_futures(ident, hold)
+                named: Sequence[Any] = ()
                 if buffers:  # who names an object first also sends first
                     named = _objects.name(buffers, self.ledger, self, told)
-                    parts = _wire.pack_frame(kind, ident, body, named, ack=ack)
+                last = stream.gave
+                number = _AFTER[last]
+                parts: Parts = _wire.pack_frame(kind, ident, body, named, flags, number, ack)
                 if keep:
                     self._frames[ident] = parts
-                self._outgoing = (parts, sent)
+                # A signal handler that has sent a frame just now has the number. From here on
+                # there is no call after which one could run; later it finds this frame, and
+                # sends it first.
+                if stream.gave == last:
+                    stream.gave = number
+                    self._outgoing = (parts, sent)
+                else:
+                    parts = self._begin(parts, sent)
                 try:
                     if len(parts) > 1:
                         self._finish_sending()
@@ -88,7 +99,9 @@ class Sender(Reader):
                     cut = self._cut()
             except BaseException:
                 if not sum(sent):  # nothing went out: as if it never was
-                    self._outgoing = None
+                    if self._outgoing is not None and self._outgoing[1] is sent:
+                        stream.gave = _wire.number_before(self._outgoing[0])
+                        self._outgoing = None
                     if keep:
                         self._unanswered.forget(ident)
                     _objects.unname(told, self)
@@ -102,6 +115,18 @@ class Sender(Reader):
             ledger.send()
         if self._failure is not None:
             raise self._failure()
+
+    def _begin(self, parts: Parts, sent: list[int]) -> Parts:
+        """Give a frame the next number, and have it be the one that is under way."""
+        stream = self._stream
+        while True:
+            last = stream.gave
+            number = _AFTER[last]
+            parts = _wire.numbered(number, parts)
+            if stream.gave == last:  # as in _send
+                stream.gave = number
+                self._outgoing = (parts, sent)
+                return parts
 
     def _note_futures(self, ident: int, hold: Hold) -> None:
         if hold.era != self._era and self._unanswered.has_answer(hold.named):
@@ -143,11 +168,7 @@ class Sender(Reader):
             return False
         # A worker's rights go by the connection that its calls come by.
         count = len(ledger.given_back) if ledger.send == self.flush else 0
-        parts, sent = [ledger.release(count, self._ack())], list[int]()
-        # No call between these, after which a signal handler could run.
-        self._outgoing = (parts, sent)
-        self._acknowledges = False
-        del ledger.given_back[:count]
+        parts, sent = self._begin_release(ledger, count)
         try:
             self._push(parts, sent)
         except OSError:
@@ -156,6 +177,20 @@ class Sender(Reader):
         if sum(sent) == len(parts[0]):
             self._outgoing = None
         return self._outgoing is None
+
+    def _begin_release(self, ledger: _objects.Ledger, count: int) -> tuple[list[bytes], list[int]]:
+        stream, sent = self._stream, list[int]()
+        while True:
+            last = stream.gave
+            number = _AFTER[last]
+            parts = [ledger.release(count, self._ack(), number)]
+            if stream.gave == last:
+                # No call between these, after which a signal handler could run.
+                stream.gave = number
+                self._outgoing = (parts, sent)
+                self._acknowledges = False
+                del ledger.given_back[:count]
+                return parts, sent
 
     def _push(self, parts: Sequence[Any], sent: list[int]) -> None:
         """Give the kernel what it takes at once. The count cannot be lost by an interrupt."""
@@ -206,7 +241,7 @@ class Sender(Reader):
     def _tell(self, frames: Iterable[Parts]) -> None:
         """Send frames, one after the other, with the lock in hand; OSError when that is over."""
         for parts in frames:
-            self._outgoing = (parts, [])
+            self._begin(parts, [])
             try:
                 self._finish_sending()
             finally:

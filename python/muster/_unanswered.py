@@ -8,14 +8,25 @@ they name as futures, which a head has forgotten once they were acknowledged. Se
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from math import ceil
+from time import monotonic
+from typing import Any, NamedTuple
 
 from . import _objects, _wire
 
 Parts = Sequence[Any]  # the pieces of a frame
 
 _FLAGS_AT = 5  # in the header of a frame
+_NBUF_AT = 6
+
+
+class Due(NamedTuple):
+    """When a call has to be answered, and where its route says how long that is."""
+
+    deadline: float  # on the monotonic clock
+    at: int  # in the route: 0xcf, then u64
 
 
 class Unanswered:
@@ -27,6 +38,7 @@ class Unanswered:
         #: How often each answer is needed that calls name as futures.
         self.wanted: dict[int, int] = {}
         self._ends: dict[int, list[bytes]] = {}  # what was sent to end a call
+        self._dues: dict[int, Due] = {}  # of calls that have a deadline
         self._futures: dict[int, list[int]] = {}  # what calls name
         self._answers: dict[int, dict[int, tuple[Parts, Any]]] = {}  # with what holds objects
         # Of a worker's calls, by the call that they are in, with the flags of the frame.
@@ -39,6 +51,11 @@ class Unanswered:
         if ident in self.frames:
             self.more = True
             self._ends.setdefault(ident, []).append(frame)
+
+    def note_due(self, ident: int, due: Due) -> None:
+        """A call goes out that has a deadline: that runs on while there is no head."""
+        self.more = True
+        self._dues[ident] = due
 
     def note_wait(self, parent: int, idents: list[int], flags: int = 0) -> None:
         """A call that runs in this process says what it waits for."""
@@ -89,9 +106,10 @@ class Unanswered:
     def answered(self, ident: int) -> None:
         """A call is answered, and its frame gone."""
         self._ends.pop(ident, None)
+        self._dues.pop(ident, None)
         for other in self._futures.pop(ident, ()):
             self.unwant(other)
-        self.more = bool(self._ends or self._futures)
+        self.more = bool(self._ends or self._futures or self._dues)
 
     def forget(self, ident: int) -> None:
         """A call was not sent after all."""
@@ -101,8 +119,9 @@ class Unanswered:
     def clear(self) -> None:
         """Nothing is to be answered any more."""
         self.frames.clear()
-        for rest in (self.wanted, self._ends, self._futures, self._answers, self._waits):
-            rest.clear()
+        rest = (self.wanted, self._ends, self._dues, self._futures, self._answers, self._waits)
+        for kept in rest:
+            kept.clear()
 
     # --- for another head ----------------------------------------------------
 
@@ -122,7 +141,8 @@ class Unanswered:
         """One frame as it is sent again, if it is still unanswered."""
         parts = self.frames.get(ident)
         if parts is not None:
-            first, *rest = parts
+            due = self._dues.get(ident)
+            first, *rest = parts if due is None else _lowered(parts, due)
             flags = first[_FLAGS_AT] | _wire.FLAG_AGAIN
             head = (
                 first[:_FLAGS_AT],
@@ -141,6 +161,20 @@ class Unanswered:
                 yield _wire.pack_frame(_wire.KIND_WAIT, parent, _wire.pack(left), flags=flags)
             else:
                 self._waits.pop(parent, None)
+
+
+def _lowered(parts: Parts, due: Due) -> Parts:
+    """The frame of a call with what is left of its time; 1 where nothing is."""
+    first, *rest = parts
+    (nbuf,) = struct.unpack_from("<H", first, _NBUF_AT)
+    # One byte of the body before the route, and one of the number before it.
+    at = _wire.HEADER_SIZE + 8 * nbuf + 1 + due.at + 1
+    left = max(1, ceil((due.deadline - monotonic()) * 1000)).to_bytes(8, "big")
+    if at < len(first):
+        return [b"".join((first[:at], left, first[at + 8 :])), *rest]
+    body, *rest = rest  # a large one lies by itself
+    at -= len(first)
+    return [first, b"".join((body[:at], left, body[at + 8 :])), *rest]
 
 
 class Hold:

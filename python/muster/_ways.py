@@ -265,7 +265,8 @@ class Embedded:
         try:
             self._start_anew()
             stream, _ = self._hello.say(self._pair, seconds)
-            _wire.send_parts(stream.sock, [back(0, []), *shutdown, resent()])
+            for frame in ([back(0, [])], shutdown, [resent()]):
+                _wire.send_parts(stream.sock, _wire.numbered(stream.number(), frame))
         except (OSError, _errors.MusterError):
             pass  # there was nothing left to be stopped, or nobody can
         self.head.wait(seconds)

@@ -80,6 +80,17 @@ _REFERENCE_TABLE = struct.pack("<Q", _REFERENCE_ENTRY)
 _NEW = 1
 _MAX_OFFSET = 1 << 64
 
+# The number of a frame is the top byte of peer: 1 to 255, then 1 again; 0: it has none.
+_NUMBER = 24
+_NUMBERS = 255
+_NUMBER_AT = 19  # in the header of a frame
+_BEHIND = _NUMBERS // 2  # how far back a number is still one that came before
+_PEER = (1 << _NUMBER) - 1
+_BROKEN = 1 << 32  # in the place of the number of the last frame: no other comes after it
+#: The number after each, both as they lie in peer; 0 stands before the first.
+AFTER = {n << _NUMBER: (n % _NUMBERS + 1) << _NUMBER for n in range(_NUMBERS + 1)}
+AFTER[_BROKEN] = _BROKEN
+
 _pack_header = HEADER.pack
 _unpack_header = HEADER.unpack_from
 _new = tuple.__new__
@@ -178,7 +189,7 @@ def pack_frame(
 
 
 def send_frame(
-    sock: socket.socket,
+    to: socket.socket | FrameStream,
     kind: int,
     id: int,
     body: Any,
@@ -188,11 +199,15 @@ def send_frame(
     ack: int = 0,
 ) -> None:
     """Send one frame on a blocking socket: all of it, or an error before anything is sent,
-    or OSError when the connection is gone."""
+    or OSError when the connection is gone. Given a stream, it is numbered."""
+    sock, number = (to.sock, AFTER[to.gave]) if isinstance(to, FrameStream) else (to, 0)
     if not bufs and len(body) <= _JOIN:
-        sock.sendall(_pack_header(len(body), kind, flags, 0, id, peer, ack) + body)
+        parts = [_pack_header(len(body), kind, flags, 0, id, peer | number, ack) + body]
     else:
-        send_parts(sock, pack_frame(kind, id, body, bufs, flags, peer, ack))
+        parts = pack_frame(kind, id, body, bufs, flags, peer | number, ack)
+    if isinstance(to, FrameStream):
+        to.gave = number
+    send_parts(sock, parts)
 
 
 def send_parts(sock: socket.socket, parts: Sequence[Any]) -> None:
@@ -247,15 +262,43 @@ def _too_large(size: int) -> TooLargeError:
 # --- receiving -----------------------------------------------------------------------
 
 
+def numbered(number: int, parts: Sequence[Any]) -> list[Any]:
+    """The parts of a frame that was packed before, with a number that a stream gave."""
+    first, *rest = parts
+    byte = bytes((number >> _NUMBER,))
+    return [b"".join((first[:_NUMBER_AT], byte, first[_NUMBER_AT + 1 :])), *rest]
+
+
+def number_before(parts: Sequence[Any]) -> int:
+    """The number that comes before that of a frame."""
+    return int((parts[0][_NUMBER_AT] - 2) % _NUMBERS + 1) << _NUMBER
+
+
 class FrameStream:
     """The receiving half of a connection, for one thread at a time.
+
+    Frames are numbered on each connection: one that comes twice is dropped here, and
+    where one is missing the stream is ended. The numbers of those that are sent are
+    given here too, to whoever sends, in the order of sending.
 
     ``limit`` is the most that a frame may claim after its header. What an exception of a signal
     handler interrupts can be called again: no byte is lost, because bytes are received and kept
     by one C call (``extend`` over ``map``), between whose parts no handler runs.
     """
 
-    __slots__ = ("_big", "_data", "_got", "_have", "_need", "_pos", "_start", "limit", "sock")
+    __slots__ = (
+        "_big",
+        "_data",
+        "_got",
+        "_had",
+        "_have",
+        "_need",
+        "_pos",
+        "_start",
+        "gave",
+        "limit",
+        "sock",
+    )
 
     def __init__(self, sock: socket.socket, limit: int = MAX_FRAME) -> None:
         self.sock = sock
@@ -267,6 +310,13 @@ class FrameStream:
         self._start = 0  # where that frame starts in _big
         self._have = 0  # where its bytes end so far
         self._need = 0  # where they end at last
+        self._had = 0  # the number of the last frame, as it lies in peer
+        self.gave = 0  # the same of the last that was sent
+
+    def number(self) -> int:
+        """The number of the next frame to send, for its peer."""
+        number = self.gave = AFTER[self.gave]
+        return number
 
     def fileno(self) -> int:
         """The socket's descriptor, for selectors."""
@@ -303,6 +353,15 @@ class FrameStream:
             if length > _OWN:
                 self._begin_big(length, nbuf)
             return None
+        had = self._had
+        if peer:
+            if peer == AFTER[had]:
+                had, peer = peer, 0
+            else:
+                place = self._place(peer)
+                if place is not None:
+                    return self._drop(place, end)
+                had, peer = peer & ~_PEER or had, peer & _PEER
         if nbuf == 0:
             frame = _new(Frame, (kind, flags, id, peer, ack, data[start:end], ()))
         else:
@@ -314,8 +373,32 @@ class FrameStream:
                 frame = _new(Frame, (kind, flags, id, peer, ack, data[body:at], bufs))
             else:
                 frame = _split(bytearray(data[pos:end]), 0)
+        # Without a call between them: who is interrupted reads it again, and it is the next.
+        self._had = had
         self._pos = end
         return frame
+
+    def _place(self, peer: int) -> bool | None:
+        """Whether a frame came before; None where it is the one to take."""
+        number, had = peer >> _NUMBER, self._had >> _NUMBER
+        if self._had == _BROKEN:
+            return False
+        if not number or not had or number == had % _NUMBERS + 1:
+            return None
+        return (had - number) % _NUMBERS <= _BEHIND
+
+    def _drop(self, before: bool, end: int) -> Frame | None:
+        """Pass by a frame that came before; where some are missing, end the stream."""
+        if before:
+            self._pos = end
+            return self.next()
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)  # what is still there to be read is dropped, too
+        except OSError:
+            pass
+        self._had = _BROKEN
+        self._data, self._pos = b"", 0
+        return None
 
     def fill(self, flags: int = 0) -> None:
         """Receive once. EOFError at the end of the stream, CutError where that is in the
@@ -343,7 +426,9 @@ class FrameStream:
         if not got:
             self._got = []
             raise self._ended("")
-        if self._big is not None:
+        if self._had == _BROKEN:
+            pass  # what comes behind a frame that is missing is of no use
+        elif self._big is not None:
             self._have += got
         else:
             if self._pos < len(self._data):
@@ -375,10 +460,16 @@ class FrameStream:
             big += _ZEROS if more >= _GROW else _ZEROS[:more]
             more -= _GROW
 
-    def _next_big(self) -> Frame:
+    def _next_big(self) -> Frame | None:
         big, start = self._big, self._start
         assert big is not None
+        peer = big[start + _NUMBER_AT] << _NUMBER
+        place = self._place(peer)
+        if place is not None:
+            self._big = None
+            return self._drop(place, self._pos)
         frame = _split(big, start)
+        self._had = peer or self._had
         self._big = None
         return frame
 
@@ -412,6 +503,7 @@ class FrameStream:
 def _split(data: bytearray, pos: int) -> Frame:
     """The frame that lies in data from pos to the end, without copying."""
     length, kind, flags, nbuf, id, peer, ack = _unpack_header(data, pos)
+    peer &= _PEER
     start = pos + HEADER_SIZE
     end = start + length
     whole = memoryview(data)
@@ -461,11 +553,10 @@ def hello(
     AuthError for a wrong token, ProtocolError for a wrong version or a stranger. Given a socket,
     not a byte beyond the Welcome is read from it.
     """
-    sock = peer.sock if isinstance(peer, FrameStream) else peer
     message: dict[str, Any] = {"magic": "muster", "version": VERSION, "release": RELEASE}
     message |= {"role": role, "token": token, "pid": os.getpid()}
     try:
-        send_frame(sock, KIND_HELLO, 0, pack(message | extra))
+        send_frame(peer, KIND_HELLO, 0, pack(message | extra))
     except BrokenPipeError:
         pass  # refused unheard: why is there to be read
     try:

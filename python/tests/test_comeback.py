@@ -414,6 +414,47 @@ def test_what_is_asked_for_again_is_sent_again(heads: Heads) -> None:
     assert args(line.calls(1)[0]) == ["behind it"]
 
 
+def time_of(frame: _wire.Frame) -> int:
+    (_, _, _, _, milliseconds, *_), _ = _values.decode(frame.body, frame.bufs)
+    assert isinstance(milliseconds, int)
+    return milliseconds
+
+
+@pytest.mark.parametrize("size", [0, 100_000])
+@pytest.mark.parametrize("bufs", [False, True])
+def test_a_deadline_goes_on_while_there_is_no_head(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch, size: int, bufs: bool
+) -> None:
+    """What is sent again has the time that is left; 1 says that nothing is."""
+    connection, line = heads.connect()
+    calls = group(connection)
+    m = calls.method("m")
+    argument = [np.zeros(size, np.uint8) if bufs else bytes(size)]
+    patient = calls.start(m, 1, -1, argument, {}, 3600.0)
+    assert time_of(line.calls(1)[0]) == 3_600_000
+    each = calls.start_each(m, argument, {}, 60.0)
+    assert time_of(line.calls(1)[0]) == 60_000
+    free = calls.start(m, 1, -1, argument, {}, None)
+    assert time_of(line.calls(1)[0]) == 0
+    now = monotonic()
+    for passed in (600.0, 4000.0):
+        monkeypatch.setattr("muster._unanswered.monotonic", lambda to=now + passed: to)
+        line.cut()
+        line = heads.returned()
+        _, again = line.back()
+        assert [frame.id for frame in again] == [patient._id, each[0]._id, free._id]
+        times = [time_of(frame) for frame in again]
+        assert times[1:] == [1, 0]
+        assert 2_999_000 < times[0] <= 3_000_000 if passed == 600.0 else times[0] == 1
+        assert all(len(args(frame)[0]) == size for frame in again)
+    line.answer(patient._id, "in time after all")
+    assert muster.get(patient, DEADLINE) == "in time after all"
+    for ref in (each[0], free):
+        line.answer(ref._id, 0)
+        muster.get(ref, DEADLINE)
+    assert not connection._unanswered._dues
+
+
 def test_arguments_are_kept_as_they_were(heads: Heads) -> None:
     connection, line = heads.connect()
     array = np.zeros(20_000)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from muster._ray import groups, joining, remote, shipping
+from muster._ray import groups, joining, reasons, remote, scaling, shipping
+from muster._ray.scaling import Scaling
 
 
 def node(name: str, here: bool = False, **more: Any) -> groups.Node:
@@ -29,9 +30,9 @@ def want(**more: Any) -> dict[str, Any]:
 
 
 def test_a_bundle_is_what_was_asked_for() -> None:
-    assert groups.bundle(want()) == {"GPU": 4}
-    assert groups.bundle(want(devices=0)) == {"CPU": 0.01}
-    assert groups.bundle(want(cpus=3.0, accelerator="H100")) == {
+    assert reasons.bundle(want()) == {"GPU": 4}
+    assert reasons.bundle(want(devices=0)) == {"CPU": 0.01}
+    assert reasons.bundle(want(cpus=3.0, accelerator="H100")) == {
         "GPU": 4,
         "CPU": 3.0,
         "accelerator_type:H100": 0.001,
@@ -41,8 +42,12 @@ def test_a_bundle_is_what_was_asked_for() -> None:
 def test_an_explanation_names_what_is_wanted_what_there_is_and_who_holds_it() -> None:
     full, small = node("10.0.0.1", here=True), node("10.0.0.2", Resources={"CPU": 4.0})
     full.available["GPU"] = 2.0
-    text = groups.explain(
-        want(), "STRICT_SPREAD", [full, small], {full.id: ["group trainer holds 6 GPUs"]}, False
+    text = reasons.explain(
+        want(),
+        "STRICT_SPREAD",
+        [full, small],
+        {full.id: ["group trainer holds 6 GPUs"]},
+        Scaling(False),
     )
     assert "num_gpus_per_node=4, num_nodes=2" in text
     assert "2 bundles of 4 GPUs, each on a node of its own" in text
@@ -50,8 +55,8 @@ def test_an_explanation_names_what_is_wanted_what_there_is_and_who_holds_it() ->
     assert "10.0.0.1: 8 GPUs, 2 free; group trainer holds 6 GPUs" in text
     assert "10.0.0.2: 0 GPUs, 0 free" in text
     assert "comes free" in text
-    assert "is waited for" in groups.explain(want(), "PACK", [full], {}, True)
-    assert "add nodes" in groups.explain(want(devices=16), "PACK", [full], {}, False)
+    assert "is waited for" in reasons.explain(want(), "PACK", [full], {}, Scaling(True))
+    assert "add nodes" in reasons.explain(want(devices=16), "PACK", [full], {}, Scaling(False))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,67 @@ def test_an_explanation_names_what_is_wanted_what_there_is_and_who_holds_it() ->
     ],
 )
 def test_labels_choose_nodes(labels: dict[str, str], fits: bool) -> None:
-    assert groups.matches(node("n", Labels={"zone": "a"}), want(labels=labels)) is fits
+    assert reasons.matches(node("n", Labels={"zone": "a"}), want(labels=labels)) is fits
+
+
+@pytest.mark.parametrize(
+    ("strategy", "count", "free", "ever"),
+    [
+        ("STRICT_SPREAD", 2, True, True),
+        ("STRICT_SPREAD", 3, False, False),
+        ("PACK", 3, True, True),
+        ("PACK", 4, False, True),
+        ("SPREAD", 5, False, False),
+        ("STRICT_PACK", 2, True, True),
+        ("STRICT_PACK", 3, False, False),
+    ],
+)
+def test_room_by_strategy(strategy: str, count: int, free: bool, ever: bool) -> None:
+    """Two nodes of 8 GPUs, of which one has 6 left: room for 2 and 1 bundles of 4."""
+    there = [node("10.0.0.1"), node("10.0.0.2")]
+    there[1].available["GPU"] = 6.0
+    assert reasons.room(want(nodes=count), strategy, there, True) is free
+    assert reasons.room(want(nodes=count), strategy, there, False) is ever
+
+
+def test_who_holds_what_is_named() -> None:
+    users = {"1": "actor_train, critic", "2": ""}
+    for name, said in {
+        "muster-7-abc-1": "pool 1 (actor_train, critic)",
+        "muster-7-abc-2": "pool 2",
+        "muster-9-def-4": "pool 4 of session 9-def",
+        "vllm": "group vllm",
+    }.items():
+        assert reasons.group_name(name, "muster-7-abc", users) == said
+    held, at = reasons.Usage(), node("10.0.0.1")
+    at.available.update(GPU=1.0, CPU=6.5)
+    held.add(at.id, "pool 1", {"GPU": 4.0, "accelerator_type:H100": 0.001})
+    held.add(at.id, "actor Engine (job 02000000)", {"GPU": 2.0, "CPU": 1.0})
+    held.waits("group late", "8 GPUs")
+    told = held.told([at])
+    assert told[at.id] == [
+        "pool 1 holds 4 GPUs",
+        "actor Engine (job 02000000) holds 2 GPUs and 1 CPU",
+        "tasks of Ray's hold 1 GPU and 0.5 CPUs",
+    ]
+    assert told[""] == ["group late waits for 8 GPUs"]
+
+
+def test_an_autoscaler_is_told_from_a_monitor() -> None:
+    made_up = {"autoscaler_report": {"active_nodes": {"node_ab12": 1}, "pending_nodes": []}}
+    assert scaling.reported(made_up) == Scaling(False)
+    assert scaling.reported({}) == Scaling(False)
+    real = {
+        "autoscaler_report": {
+            "active_nodes": {"head": 1},
+            "pending_nodes": [["10.0.0.9", "gpu", "setting-up"]],
+            "pending_launches": {"gpu": 2},
+        }
+    }
+    assert scaling.reported(real) == Scaling(True, "3 x gpu")
+    hopeless = Scaling(True, hopeless=("ab12:STRICT_PACK|PENDING",))
+    assert hopeless.refuses("ab12") and not hopeless.refuses("cd")
+    assert "3 x gpu on the way" in reasons.explain(want(), "PACK", [], {}, Scaling(True, "3 x gpu"))
 
 
 def test_releases_outside_the_tested_ones_are_warned_of() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import remote, shipping
+from .environments import Environments
 from .groups import Node, nodes
 from .joining import Refused
 
@@ -34,6 +35,7 @@ class Agents:
         self._kept: dict[int, _Kept] = {}
         self._prepared: dict[str, Any] = {}  # actors without an agent, by the node's id
         self._packer = shipping.Packer()
+        self._environments = Environments(ray)
         self._shas: dict[str, str] = {}
 
     def known(self) -> list[dict[str, Any]]:
@@ -119,6 +121,7 @@ class Agents:
             kept.ended = True
             if self._kept.get(number) is kept:
                 del self._kept[number]
+        self._environments.drop(kept.name)
         try:
             self._ray.kill(kept.actor)
         except Exception:  # it is gone
@@ -140,12 +143,27 @@ class Agents:
                 pass
 
     def fit(self, number: int, runtime: Mapping[str, Any]) -> dict[str, Any]:
-        """A runtime as the node of that number has it; what it lacks is shipped."""
+        """A runtime as the node of that number has it; what it lacks is shipped.
+
+        The node of this machine has no agent here, and lacks nothing.
+        """
         with self._lock:
             kept = self._kept.get(number)
-        if kept is None:
+        if kept is None and number != 0:
             raise Refused(f"there is no agent of node {number} (any more)", "node_lost")
-        return shipping.fit(self._ray, kept.actor, kept.name, runtime, self._packer)
+        fitted = dict(runtime)
+        if kept is not None:
+            fitted = shipping.fit(self._ray, kept.actor, kept.name, runtime, self._packer)
+        asked = fitted.pop("runtime_env", None)
+        if not asked:
+            return fitted
+        there = nodes(self._ray)
+        node = next((n for n in there if (n.name == kept.name if kept else n.here)), None)
+        if node is None:
+            raise Refused(
+                f"Ray has no node {kept.name if kept else 'here'} (any more)", "node_lost"
+            )
+        return self._environments.apply(node, asked, fitted)
 
 
 def _cause(error: BaseException) -> str:

@@ -9,6 +9,7 @@ op       takes                             gives
 hello    address, session, owner, grace    version, warning, address, agents, groups
 nodes                                      the nodes that are alive
 reserve  id, nodes, devices, ...           nodes with their devices; event "waiting" before
+look     as reserve                        now, waits, text; nothing is held
 release  id
 launch   join, program                     pid, started
 kill     node                              later: event "ended"
@@ -126,6 +127,8 @@ class Bridge:
             return self._groups.reserve(
                 args, lambda text: self._say({"event": "waiting", "id": number, "text": text})
             )
+        if op == "look":
+            return self._groups.look(args)
         if op == "release":
             self._groups.release(int(args["id"]))
             return self._agents.unprepare()

@@ -35,6 +35,24 @@ def probe() -> list[str]:
     return [str(one) for one in ids.get("GPU", [])]
 
 
+def surroundings() -> dict[str, Any]:
+    """What a process of Ray's finds around it."""
+    return {
+        "python": sys.executable,
+        "path": list(sys.path),
+        "dir": os.getcwd(),
+        "env": dict(os.environ),
+    }
+
+
+class Environment:
+    """A process in an environment that Ray has set up, which stays while it does."""
+
+    def about(self) -> dict[str, Any]:
+        """What it finds around it."""
+        return surroundings()
+
+
 class Agent:
     """The keeper of one node's agent. Several methods run at a time."""
 

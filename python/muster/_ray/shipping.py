@@ -113,9 +113,9 @@ def fit(
     """A runtime as it is on a node: paths that the node has, and where the others went."""
     python, package, folder = runtime["python"], runtime["package"], runtime["dir"]
     script, searched = runtime["main"], runtime["sys_path"] or []
-    lacking = set(
-        ray.get(actor.lacking.remote(sorted({python, package, folder, script, *searched} - {""})))
-    )
+    modules = runtime.get("modules") or []
+    named = {python, package, folder, script, *searched, *modules} - {""}
+    lacking = set(ray.get(actor.lacking.remote(sorted(named))))
     here = bool(script) and os.path.isfile(script)
     if here and not ray.get(actor.same.remote(script, file_sha(script))):
         # What is there in the place of its folder is another's.
@@ -137,6 +137,9 @@ def fit(
             return ship(package, "muster")
         if not os.path.exists(path):
             return ""  # nor is it here
+        if path in modules and os.path.isdir(path):  # without its neighbours
+            parent, name = os.path.split(path)
+            return os.path.join(ship(parent, name), name)
         if not _INTERPRETER.search(path):
             where = ship(path)
             return os.path.join(where, os.path.basename(path)) if os.path.isfile(path) else where
@@ -154,6 +157,10 @@ def fit(
     if not fitted["dir"]:
         raise Refused(f"the working directory {folder} is not there on {node}, nor here", "startup")
     fitted["sys_path"] = [p for p in (where.get(p, p) for p in searched) if p]
+    fitted["modules"] = [where.get(module, module) for module in modules]
+    if "" in fitted["modules"]:
+        gone = modules[fitted["modules"].index("")]
+        raise Refused(f"the module {gone} is not there on {node}, nor here", "startup")
     fitted["main"] = _script(script, where)
     return fitted
 

@@ -37,7 +37,6 @@ class Control:
     def __init__(
         self, sock: socket.socket, stream: _wire.FrameStream, board: Board, who: Who
     ) -> None:
-        self._sock = sock
         self._stream = stream
         self._board = board
         self._who = who
@@ -83,7 +82,7 @@ class Control:
         except (KeyError, TypeError) as error:
             message = f"the request {verb!r} cannot be read: {type(error).__name__}: {error}"
             flags, answer = _wire.FLAG_ERROR, own_error("protocol", message, self._who)
-        _wire.send_frame(self._sock, _wire.KIND_RESPONSE, frame[2], _wire.pack(answer), (), flags)
+        _wire.send_frame(self._stream, _wire.KIND_RESPONSE, frame[2], _wire.pack(answer), (), flags)
 
     def _answer(self, verb: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if verb == "ping":

@@ -89,15 +89,15 @@ class Stock:
             for leg, result in self._found
         ]
 
-    def results(self) -> list[bytes]:
-        """The pieces of all results, in frames that may have been sent before."""
+    def results(self, stream: _wire.FrameStream) -> list[bytes]:
+        """The pieces of all results for a stream, in frames that may have been sent before."""
         pieces: list[bytes] = []
         for _, result in self._found:
             if result is not None:
                 first, *rest = (result,) if isinstance(result, bytes) else result
                 flags = first[_FLAGS_AT] | _wire.FLAG_AGAIN
-                pieces.append(b"%b%c%b" % (first[:_FLAGS_AT], flags, first[_FLAGS_AT + 1 :]))
-                pieces += rest
+                first = b"%b%c%b" % (first[:_FLAGS_AT], flags, first[_FLAGS_AT + 1 :])
+                pieces += _wire.numbered(stream.number(), [first, *rest])
         return pieces
 
 

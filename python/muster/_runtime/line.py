@@ -19,6 +19,9 @@ from .._endings import attempt
 from .kept import RESULT, Leg, lasting
 from .wayback import WayBack
 
+_AFTER = _wire.AFTER
+_pack_header = _wire.HEADER.pack
+
 
 class Line:
     """Sends replies and notices. Any thread may use it, a finalizer too."""
@@ -28,46 +31,68 @@ class Line:
         self.way = way
         #: What waits to be given back; the same list for ever, so that a look at it is cheap.
         self.given_back: list[tuple[int, int]] = [] if ledger is None else ledger.given_back
-        self._ledger = ledger
+        #: Whose `leg` says which call runs, with whose reply goes what is given back of its arguments.
+        self.ledger = ledger
         self._lock = threading.Lock()
         self._unsent = b""  # of a notice that the kernel took in part
 
-    def in_leg(self, call: int) -> None:
-        """Say which call runs, with whose reply goes what is given back of its arguments."""
-        if self._ledger is not None:
-            self._ledger.leg = call
-
     def begin(self) -> None:
         """The worker has said that it is ready: from now on notices may go out."""
-        if self._ledger is not None:
-            self._ledger.send = self.flush
+        if self.ledger is not None:
+            self.ledger.send = self.flush
             self.flush()
+
+    def reply_small(self, leg: Leg, flags: int, body: bytes, stream: _wire.FrameStream) -> bool:
+        """`reply` for a result without buffers that one system call takes, by the stream that
+        its leg came by; whether it got out."""
+        out = True
+        with self._lock:
+            waits = self._unsent != b""
+            if not waits:
+                number = stream.gave = _AFTER[stream.gave]
+                leg[RESULT] = frame = (
+                    _pack_header(len(body), _wire.KIND_RESULT, flags, 0, leg[1], number, 0) + body
+                )
+                try:
+                    stream.sock.sendall(frame)
+                except OSError:
+                    out = False
+        if waits:
+            self.reply(leg, flags, body, [])  # after what waits
+        elif self.given_back:  # by somebody who found us sending
+            self.flush()
+        return out
 
     def reply(self, leg: Leg, flags: int, body: bytes, bufs: list[Any]) -> None:
         """Send a result, and with it the rights that only its buffers had; bufs is then empty."""
         with self._lock:
             if bufs or len(body) > _wire.JOIN:
-                named = _objects.name(bufs, self._ledger, self, [])
-                parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
+                named = _objects.name(bufs, self.ledger, self, [])
+                number = self._number()
+                parts = lasting(
+                    _wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags, number)
+                )
                 named = []
                 bufs.clear()
             else:
-                header = _wire.HEADER.pack(len(body), _wire.KIND_RESULT, flags, 0, leg[1], 0, 0)
+                number, size = self._number(), len(body)
+                header = _pack_header(size, _wire.KIND_RESULT, flags, 0, leg[1], number, 0)
                 parts = [header + body]
             leg[RESULT] = parts
             if self._unsent:
                 parts = [self._unsent, *parts]
                 self._unsent = b""
-            if self._ledger is not None and self.given_back:
-                parts = [*parts, self._release(self._ledger)]
+            if self.ledger is not None and self.given_back:
+                parts = [*parts, self._release(self.ledger)]
             self._send(parts)
         if self.given_back:
             self.flush()
 
-    def tell(self, frame: bytes) -> None:
+    def tell(self, notice: bytes) -> None:
         """Send a notice. Where there is no head, the next one is told all anyway."""
         with self._lock:
-            parts = [self._unsent, frame] if self._unsent else [frame]
+            frame = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=self._number())
+            parts = [self._unsent, *frame] if self._unsent else frame
             self._unsent = b""
             self._send(parts)
 
@@ -77,13 +102,20 @@ class Line:
         with self._lock:
             if self.way.stream is not None and leg[0] not in self.way.repeated:
                 result = leg[RESULT]
-                self._send([result] if isinstance(result, bytes) else result)
+                parts = [result] if isinstance(result, bytes) else result
+                self._send(_wire.numbered(self._number(), parts))
+
+    def _number(self) -> int:
+        """The number of the next frame, if there is anybody to send it to."""
+        stream = self.way.stream
+        return 0 if stream is None else stream.number()
 
     def _send(self, parts: list[Any]) -> None:
-        if sum(map(len, parts)) <= _wire.JOIN:
-            parts = [b"".join(parts)]
         try:
-            _wire.send_parts(self.sock, parts)
+            if sum(map(len, parts)) <= _wire.JOIN:
+                self.sock.sendall(b"".join(parts))
+            else:
+                _wire.send_parts(self.sock, parts)
         except OSError:
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RDWR)  # so that the way back begins
@@ -92,7 +124,7 @@ class Line:
         """Tell another head all that there is, and go on over its connection."""
         with self._lock:
             self._unsent = b""
-            parts, stock = self.way.told()
+            parts, stock = self.way.told(stream)
             _wire.send_parts(stream.sock, parts)
             self.sock = stream.sock
             self.way.resume(stream, stock)
@@ -104,8 +136,8 @@ class Line:
 
     def _push(self) -> bool:
         """Whether all could be sent; else it goes with the next reply."""
-        assert self._ledger is not None
-        self._unsent += self._release(self._ledger)
+        assert self.ledger is not None
+        self._unsent += self._release(self.ledger)
         try:
             sent = self.sock.send(self._unsent, socket.MSG_DONTWAIT)
         except OSError:  # no room, or the head is gone, which the reader sees too
@@ -115,6 +147,6 @@ class Line:
 
     def _release(self, ledger: _objects.Ledger) -> bytes:
         count = len(self.given_back)
-        frame = ledger.release(count)
+        frame = ledger.release(count, 0, self._number())
         del self.given_back[:count]
         return frame

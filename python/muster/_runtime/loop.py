@@ -225,14 +225,15 @@ class Loop:
         value = error = args = kwargs = None
         self._end(leg, reply)
 
-    def tell(self, frame: bytes) -> None:
+    def tell(self, notice: bytes) -> None:
         """Send a notice, from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and the worker with it
-            self._loop.call_soon_threadsafe(self._tell, frame)
+            self._loop.call_soon_threadsafe(self._tell, notice)
 
-    def _tell(self, frame: bytes) -> None:
-        if self._way.stream is not None:
-            self._send([frame])
+    def _tell(self, notice: bytes) -> None:
+        stream = self._way.stream
+        if stream is not None:
+            self._send(_wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=stream.number()))
 
     # --- replies out ---------------------------------------------------------
 
@@ -246,21 +247,23 @@ class Loop:
         self._muted.discard(leg[1])
         flags, body, bufs = reply
         named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
-        parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags))
+        stream = self._way.stream
+        number = 0 if stream is None else stream.number()
+        parts = lasting(_wire.pack_frame(_wire.KIND_RESULT, leg[1], body, named, flags, number))
         bufs.clear()  # rights that only they had are given back with the reply
         leg[RESULT] = parts
-        if self._way.stream is not None:
-            self._send([*parts, *self._released()])
+        if stream is not None:
+            self._send([*parts, *self._released(stream)])
         if self._backlog:
             self._loop.call_soon(self._begin)
 
-    def _released(self) -> list[bytes]:
+    def _released(self, stream: _wire.FrameStream) -> list[bytes]:
         """The notice of what was given back, if anything was."""
         ledger = self._ledger
         if ledger is None or not ledger.given_back:
             return []
         count = len(ledger.given_back)
-        frame = ledger.release(count)
+        frame = ledger.release(count, 0, stream.number())
         del ledger.given_back[:count]
         return [frame]
 
@@ -275,7 +278,8 @@ class Loop:
 
     def _release(self) -> None:
         self._releasing = False
-        if self._way.stream is not None and (parts := self._released()):
+        stream = self._way.stream
+        if stream is not None and (parts := self._released(stream)):
             self._send(parts)
 
     def _send(self, parts: list[Any]) -> None:
@@ -312,7 +316,7 @@ class Loop:
     def rejoin(self, stream: _wire.FrameStream) -> None:
         """From the thread of the way back: tell another head all that there is, and have the
         loop go on over its connection."""
-        parts, stock = self._way.told()
+        parts, stock = self._way.told(stream)
         _wire.send_parts(stream.sock, parts)
         self._resumed.clear()
         try:
@@ -330,7 +334,7 @@ class Loop:
         self._loop.add_reader(self._sock, self._readable)
         for leg in self._way.kept.legs:  # what came in since the head was told
             if leg[RESULT] is not None and leg[0] not in stock.repeated:
-                self._send(leg[RESULT])
+                self._send(_wire.numbered(stream.number(), leg[RESULT]))
         self._resumed.set()
         self._release()
 

@@ -6,16 +6,16 @@ there is no other thread, queue or event loop.
 
 from __future__ import annotations
 
+from os import getpid
 from typing import Any
 
 from .. import _wire
 from .board import Interrupted
 from .calls import Host
 from .current import call as current
-from .kept import ORIGIN, RESULT, Leg, origin_of
+from .kept import ORIGIN, Leg, origin_of
 from .line import Line
 
-_pack_header = _wire.HEADER.pack
 _MASK = (1 << 32) - 1  # of sequences, as they are acknowledged
 
 
@@ -33,11 +33,11 @@ class Serial:
     def run(self) -> None:
         """Serve calls until it is time to leave."""
         host, board, line, stream = self._host, self._host.board, self._line, self._stream
-        given_back = line.given_back
+        given_back, ledger = line.given_back, line.ledger
         unpack = host.unpack
         way, kept = line.way, line.way.kept
         legs, note, acked = kept.legs, kept.legs.append, 0
-        send = stream.sock.sendall
+        reply = line.reply_small
         line.begin()
         while True:
             frame = stream.next()
@@ -48,7 +48,6 @@ class Serial:
                     stream.fill()
                 except (EOFError, _wire.CutError):
                     stream = way.after(stream)
-                    send = stream.sock.sendall
                 continue
             kind, leg, call, _, ack, body, parts = frame
             if kind != _wire.KIND_LEG:
@@ -62,7 +61,8 @@ class Serial:
                     kept.drop(ack)
             entry: Leg | None
             if parts:
-                line.in_leg(call)
+                if ledger is not None:
+                    ledger.leg = call
                 entry = way.receive(frame, stream)
             else:  # as in Kept.receive
                 sequence = kept.received + 1
@@ -71,7 +71,6 @@ class Serial:
                 kept.received = sequence
             if way.stream is not stream:
                 stream = way.after(stream)
-                send = stream.sock.sendall
                 if entry is None or not way.knew(entry):
                     continue
             assert entry is not None
@@ -113,19 +112,15 @@ class Serial:
                     entry[ORIGIN] = origin_of(body)
                 flags, body, bufs = host.failure(name, error)
             value = error = None  # what only they name is given back with the reply
-            line.in_leg(0)
+            if ledger is not None:
+                ledger.leg = 0
             if bufs or given_back or len(body) > _wire.JOIN:
-                host.check_process()
-                line.reply(entry, flags, body, bufs)
-            else:
-                entry[RESULT] = body = (
-                    _pack_header(len(body), _wire.KIND_RESULT, flags, 0, call, 0, 0) + body
-                )
-                try:
-                    send(body)
-                except OSError:
+                if getpid() != host.pid:
                     host.check_process()
-                    line.repeat(entry)
+                line.reply(entry, flags, body, bufs)
+            elif not reply(entry, flags, body, stream):
+                host.check_process()
+                line.repeat(entry)
             body = None
 
     def cancel(self, call: int) -> str:

@@ -86,7 +86,11 @@ class WayBack:
                 return None
             if frame.bufs and self._ledger is not None:
                 _objects.claim(frame.bufs, self._ledger, leg=True)
-            return self.kept.receive(frame.id, frame.body)
+            kept = self.kept  # as in Kept.receive
+            leg: Leg = [kept.received + 1, frame.id, frame.body, None]
+            kept.legs.append(leg)
+            kept.received += 1
+            return leg
 
     def after(self, stream: _wire.FrameStream) -> _wire.FrameStream:
         """Wait for the stream that comes after one that has ended."""
@@ -146,8 +150,8 @@ class WayBack:
             except OSError:
                 stream.sock.close()  # it went as it had come
 
-    def told(self) -> tuple[list[Any], Stock]:
-        """All that a head is told first, in pieces, and what of it there was."""
+    def told(self, stream: _wire.FrameStream) -> tuple[list[Any], Stock]:
+        """All that a head is told first by a stream, in pieces, and what of it there was."""
         with self._lock:
             objects: list[tuple[int, int]] = []
             if self._ledger is not None:
@@ -160,7 +164,8 @@ class WayBack:
             "objects": objects,
             "ready": self.ready(),
         }
-        return [_notice("back", back), *stock.results(), _notice("resent", {})], stock
+        first = _notice(stream, "back", back)
+        return [*first, *stock.results(stream), *_notice(stream, "resent", {})], stock
 
     def resume(self, stream: _wire.FrameStream, stock: Stock) -> None:
         """A head was told ``stock``; calls come by this stream now."""
@@ -221,5 +226,6 @@ def _wait_for_end(sock: socket.socket) -> None:
         pass
 
 
-def _notice(verb: str, body: dict[str, Any]) -> bytes:
-    return b"".join(_wire.pack_frame(_wire.KIND_NOTICE, 0, _wire.pack([verb, body])))
+def _notice(stream: _wire.FrameStream, verb: str, body: dict[str, Any]) -> list[Any]:
+    message = _wire.pack([verb, body])
+    return _wire.pack_frame(_wire.KIND_NOTICE, 0, message, peer=stream.number())

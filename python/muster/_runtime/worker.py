@@ -87,7 +87,7 @@ def _live(order: Order) -> None:
             raise
         except BaseException as error:
             with contextlib.suppress(OSError):
-                _notify(call_sock, "failed", {"error": _failure(error, who)})
+                _notify(call_stream, "failed", {"error": _failure(error, who)})
             raise SystemExit(1) from None
         try:
             runner.run()
@@ -213,15 +213,10 @@ def _prepare(
     }
     way.ready = lambda: ready | {"info": host.info_told(), "engines": engines.told()}
     with contextlib.suppress(OSError):  # the next head is told, then
-        _notify(stream.sock, "ready", ready)
+        _notify(stream, "ready", ready)
     way.watch(line)
-    engines.changed = lambda: line.tell(_engines_frame(engines))
+    engines.changed = lambda: line.tell(_wire.pack(["engines", {"engines": engines.told()}]))
     return runner
-
-
-def _engines_frame(engines: Engines) -> bytes:
-    body = _wire.pack(["engines", {"engines": engines.told()}])
-    return b"".join(_wire.pack_frame(_wire.KIND_NOTICE, 0, body))
 
 
 def _config(data: bytes, who: Who, what: str) -> Any:
@@ -258,8 +253,8 @@ def _failure(error: BaseException, who: Who) -> dict[str, Any]:
     return wire_error(error, who)
 
 
-def _notify(sock: socket.socket, verb: str, body: dict[str, Any]) -> None:
-    _wire.send_frame(sock, _wire.KIND_NOTICE, 0, _wire.pack([verb, body]))
+def _notify(stream: _wire.FrameStream, verb: str, body: dict[str, Any]) -> None:
+    _wire.send_frame(stream, _wire.KIND_NOTICE, 0, _wire.pack([verb, body]))
 
 
 def _ignore(_number: int, _frame: Any) -> None:

@@ -1,0 +1,76 @@
+package head_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/muster-rl/muster/backend/fake"
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// keepBack is call for one that its connection loses: it goes out when the caller
+// comes back.
+func (c *returning) keepBack(to callee, payload []byte) *outgoing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.next++
+	f := wire.Frame{Header: wire.Header{Kind: wire.KindCall, ID: c.next}, Body: append(to.route(), payload...)}
+	o := &outgoing{Frame: f, ranks: 1, had: map[uint32]bool{}, answer: make(chan wire.Frame, 64)}
+	c.open = append(c.open, o)
+	return o
+}
+
+// A call that is sent again when nothing is left of its time is answered, and does
+// not begin: neither under the head of before nor under the next. Those that have
+// time go on.
+func TestCallsWhoseTimeIsOver(t *testing.T) {
+	for name, restart := range map[string]bool{"cut off": false, "a new head": true} {
+		t.Run(name, func(t *testing.T) {
+			var ran legRuns
+			began := make(chan *fake.Leg, 8)
+			s := newCrashes(t, "2x1", fake.Script{Answer: func(leg *fake.Leg) {
+				ran.note(leg)
+				began <- leg
+			}})
+			c := s.controller()
+			var p spec.Pool
+			must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 2, Timeout: 10}, &p))
+			info := &wire.ClusterInfo{}
+			must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 2)}, info))
+			to := func(rank int, timeout time.Duration) callee {
+				return callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{rank}, timeout: timeout}
+			}
+			runs := c.call(to(0, time.Hour), args("runs"))
+			held := within(t, began, "a leg")
+			late := c.keepBack(to(1, time.Millisecond), args("late"))
+			soon := c.keepBack(to(1, time.Hour), args("soon"))
+			if restart {
+				s.crash()
+			}
+			c.cut()
+			_, err := c.wait(late)
+			wantError(t, err, spec.CodeTimeout, "c.plain", "deadline passed")
+			within(t, began, "the leg that has time").Return([]byte{2})
+			_, err = c.wait(soon)
+			must(t, err)
+			held.Return([]byte{1})
+			_, err = c.wait(runs)
+			must(t, err)
+			ran.mu.Lock()
+			origin := uint64(c.number)<<32 | late.ID
+			for worker, origins := range ran.ran {
+				if slices.Contains(origins, origin) {
+					t.Errorf("it ran on %s: %x", worker, origins)
+				}
+			}
+			ran.mu.Unlock()
+			must(t, ran.check())
+			must(t, s.end(c))
+			if want := map[bool]int{false: 1, true: 2}[restart]; s.epochs != want {
+				t.Errorf("%d heads instead of %d", s.epochs, want)
+			}
+		})
+	}
+}
