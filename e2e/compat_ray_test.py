@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import muster
@@ -51,6 +52,54 @@ def test_on_ray(tmp_path: Path) -> None:
     ran = [line for line in done.stdout.splitlines() if line.startswith("ok ")]
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert len(ran) == len(ray_roles.CASES)
+
+
+@pytest.mark.usefixtures("session")
+def test_an_actor_goes_on_after_a_method_that_was_cancelled() -> None:
+    counter = ray_roles.Counter.remote()
+    assert ray.get(counter.add.remote()) == 1
+    pending = counter.sleep.remote(60)
+    ray.wait([pending], timeout=0.3)
+    ray.cancel(pending)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(pending, timeout=60)
+    assert ray.get(counter.add.remote()) == 2
+    ray.kill(counter)
+
+
+@pytest.mark.usefixtures("session")
+def test_what_is_put_lies_in_the_store_once() -> None:
+    ref = ray.put({"rows": np.ones(1 << 20), "name": "x"})
+    (large,) = [part for part in ref._box.buffers if isinstance(part, muster.Batch)]
+    first: list[Any] = []
+    second: list[Any] = []
+    large._encode(first)
+    assert ray.get(ray_roles.total.remote(1, extra=len(ray.get(ref)))) == 3
+    large._encode(second)
+    assert first[0].right.object == second[0].right.object
+    assert ray.get(ref)["rows"].sum() == 1 << 20
+
+
+@pytest.mark.usefixtures("session")
+def test_errors_stay_errors_of_muster() -> None:
+    counter = ray_roles.Counter.options(name="of-both").remote()
+    with pytest.raises(muster.RemoteError) as caught:
+        ray.get(counter.fail.remote(1))
+    assert caught.value.node == "node-0" and "of-both" in caught.value.worker
+    with pytest.raises(muster.WorkerDiedError) as died:
+        ray.get(counter.leave.remote())
+    assert died.value.exit_code == 3 and isinstance(died.value, ray.exceptions.ActorDiedError)
+    ray.kill(counter)
+
+
+@pytest.mark.usefixtures("session")
+def test_calls_that_wait_for_each_other_are_told() -> None:
+    one, two = (ray.remote(ray_roles.Gate).remote() for _ in range(2))
+    with pytest.raises(muster.DeadlockError) as caught:
+        ray.get(one.ping.remote(two, one, 2), timeout=60)
+    assert isinstance(caught.value, ray.exceptions.RayError)
+    for actor in (one, two):
+        ray.kill(actor)
 
 
 UNEDITED = """

@@ -20,6 +20,7 @@ from ray_roles import (
     _Timer,
     boom,
     case,
+    crash,
     double,
     mean,
     placement_group,
@@ -227,6 +228,9 @@ def tasks() -> None:
     assert ray.get(double.remote(double.remote(double.remote(1)))) == 8
     assert ray.get(tree.remote(3), timeout=120) == 8
     assert ray.get(total.options(num_cpus=0.1).remote(1, 2, extra=3)) == 6
+    ended = crash.options(max_retries=0).remote()
+    raises(ray.exceptions.WorkerCrashedError, lambda: ray.get(ended, timeout=60))
+    assert ray.get([double.remote(i) for i in range(4)], timeout=60) == [0, 2, 4, 6]
 
 
 @case

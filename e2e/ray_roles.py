@@ -256,3 +256,8 @@ def variable(name: str) -> str:
 @remote
 def mean(array: Any) -> float:
     return float(array.mean())
+
+
+@remote
+def crash() -> None:
+    os._exit(4)

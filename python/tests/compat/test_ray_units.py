@@ -159,21 +159,25 @@ def raised(error: BaseException) -> _errors.MusterError:
         return _errors.from_wire(_errors.to_wire(caught, worker="w", node="n", method="step"))
 
 
+def is_a(error: Any, *kinds: type) -> bool:
+    return all(isinstance(error, kind) for kind in kinds)
+
+
 def test_an_error_has_both_classes() -> None:
     error: Any = exceptions.translate(raised(Coded(5)), "actor")
     assert type(error.cause) is Coded and error.cause.code == 5 and error.code == 5
-    assert isinstance(error, Coded) and isinstance(error, exceptions.RayTaskError)
+    assert is_a(error, Coded, exceptions.RayTaskError, muster.RemoteError)
     assert "code 5" in str(error) and "remote traceback" in str(error)
-    assert error.function_name == "step"
+    assert error.function_name == "step" and error.node == "n" and error.worker == "w"
     again = pickle.loads(pickle.dumps(error))
-    assert again.cause.code == 5 and str(again) == str(error)
+    assert again.cause.code == 5 and str(again) == str(error) and again.node == "n"
     assert isinstance(again, Coded)
 
 
 def test_an_error_that_is_passed_on_keeps_its_cause() -> None:
     first = exceptions.translate(raised(Coded(5)), "a")
     second: Any = exceptions.translate(raised(first), "b")
-    assert type(second.cause) is Coded
+    assert type(second.cause) is Coded and not hasattr(second.cause, "cause")
     assert isinstance(second, Coded)
     died = exceptions.translate(raised(exceptions.ActorDiedError("x", "gone")), "b")
     assert isinstance(died, exceptions.ActorDiedError)
@@ -189,11 +193,16 @@ def test_errors_of_other_kinds() -> None:
         (_errors.EncodingError("no"), "a", TypeError),
         (_errors.StoreFullError("no"), "a", exceptions.ObjectStoreFullError),
         (_errors.DeadlockError("no"), "a", exceptions.RaySystemError),
+        (_errors.DeadlineError("late"), "a", exceptions.GetTimeoutError),
     ]
     for error, actor, kind in kinds:
         found = exceptions.translate(error, actor)
         assert isinstance(found, kind) and isinstance(found, exceptions.RayError)
         assert str(error) in str(found)
+        assert isinstance(found, type(error)) and exceptions.translate(found, actor) is found
+        again = pickle.loads(pickle.dumps(found))
+        assert isinstance(again, kind) and isinstance(again, type(error))
+        assert str(again) == str(found)
     told = exceptions.translate(raised(exceptions.ConstructionFailed("why")), "a")
     assert isinstance(told, exceptions.ActorDiedError) and told.actor_init_failed
     plain = KeyError("x")

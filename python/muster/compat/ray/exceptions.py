@@ -155,25 +155,33 @@ class ConstructionFailed(Exception):
 
 
 def translate(error: BaseException, actor: str | None = None) -> BaseException:
-    """The error of a call as Ray has it; ``actor`` is the id of the actor that was called."""
-    text = str(error)
+    """The error of a call as Ray has it; ``actor`` is the id of the actor that was called.
+
+    It stays Muster's error as well, with rank, node, logs and stacks.
+    """
+    if not isinstance(error, _errors.MusterError) or "_translated" in type(error).__dict__:
+        return error
+    return _with(_as_rays(error, str(error), actor), error)
+
+
+def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayError:
     if isinstance(error, _errors.RemoteError):
         cause = _cause(error)
         if isinstance(cause, ConstructionFailed):
             return ActorDiedError(actor, f"its constructor raised: {cause}", True)
         if isinstance(cause, RayTaskError):  # one that was passed on: it tells where it began
             cause = cause.cause
-        return RayTaskError(error.method, text, cause).as_instanceof_cause()
-    if not isinstance(error, _errors.MusterError) or isinstance(error, RayError):
-        return error
+        return RayTaskError(error.method, text, cause)
     if isinstance(error, _errors.CallCancelledError):
         return TaskCancelledError(text)
     if isinstance(error, (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)):
         return WorkerCrashedError(text) if actor is None else ActorDiedError(actor, text)
     if isinstance(error, (_errors.EncodingError, _errors.TooLargeError)):
-        return RayTaskError(error.method, text, error).as_instanceof_cause()
+        return RayTaskError(error.method, text, error)
     if isinstance(error, _errors.StoreFullError):
         return ObjectStoreFullError(text)
+    if isinstance(error, _errors.DeadlineError):
+        return GetTimeoutError(text)
     return RaySystemError(text)
 
 
@@ -183,4 +191,54 @@ def _cause(error: _errors.RemoteError) -> BaseException:
     if kind is None:
         return error  # it could not be rebuilt here
     args, members, state = _pickling.take_apart(error)
-    return _pickling.put_together(kind, args, members, _errors._without_details(state))
+    state = _errors._without_details(state)
+    if _OURS.issubset(state):  # it was passed on by somebody who had it from here
+        state = {name: value for name, value in state.items() if name not in _OURS}
+    return _pickling.put_together(kind, args, members, state)
+
+
+_OURS = frozenset(("function_name", "traceback_str", "cause"))
+
+
+def _with(made: RayError, error: _errors.MusterError) -> RayError:
+    """An error of Ray's that is the one of Muster's, too."""
+    kinds: tuple[Any, Any] = type(made), type(error)
+    try:
+        cls = _joined(*kinds)
+    except TypeError:  # a class that refuses to be inherited from
+        return made
+    args, members, state = _pickling.take_apart(error)
+    both = _pickling.put_together(cls, args, members, state | vars(made))
+    assert isinstance(both, RayError)
+    return both
+
+
+@functools.lru_cache(maxsize=1024)
+def _joined(kind: Any, muster: Any) -> type[RayError]:
+    user = muster.__dict__.get("_wraps")
+    names: dict[str, Any] = {"_translated": True, "__module__": __name__, "__reduce__": _reduce}
+    if user is not None:
+        names["_wraps"] = user  # who passes it on sends this
+    name = kind.__name__ if user is None else f"{kind.__name__}({user.__name__})"
+    made: type[RayError] = type(name, (kind, muster), names)
+    return made
+
+
+def _reduce(self: Any) -> Any:
+    kind, muster = type(self).__bases__
+    args, members, state = _pickling.take_apart(self)
+    ours = {name: value for name, value in state.items() if name in vars(_blank(kind))}
+    theirs = {name: value for name, value in state.items() if name not in ours}
+    return _together, (kind, ours, _pickling.put_together(muster, args, members, theirs))
+
+
+def _together(kind: type[RayError], ours: dict[str, Any], error: _errors.MusterError) -> RayError:
+    made = _blank(kind)
+    vars(made).update(ours)
+    return _with(made, error)
+
+
+def _blank(kind: type[RayError]) -> RayError:
+    if issubclass(kind, RayTaskError):
+        return kind("", "", Exception())
+    return kind()

@@ -56,11 +56,12 @@ class PlacementGroup:
     def ready(self) -> ObjectRef:
         """A ref of this group as soon as all of it is reserved; an error if it cannot be."""
         from .._refs import failed, settled
+        from ..exceptions import translate
 
         try:
             self._reserve(_PATIENCE)
         except _errors.MusterError as error:
-            return failed(error)
+            return failed(translate(error))
         return settled(self)
 
     def wait(self, timeout_seconds: float = _PATIENCE) -> bool:
