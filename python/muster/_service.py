@@ -101,6 +101,7 @@ def create(
         py_modules=config.py_modules,
         preload=config.preload,
         ray=config.ray,
+        runtime_env=config.runtime_env,
     )
     pool = config.resource_manager
     if pool is None:
