@@ -214,6 +214,10 @@ def test_to_moves_meta_too() -> None:
     data = rows(3, deep={"t": [torch.ones(2), 1]}).to("meta")
     assert data.batch["a"].device.type == "meta"
     assert data.meta_info["deep"]["t"][0].device.type == "meta"
+    came = sent(rows(3, step=1)).to("cpu")
+    assert torch.equal(came.batch["a"], rows(3).batch["a"]) and came.meta_info == {"step": 1}
+    assert came.non_tensor_batch["c"][2] == {"id": 2} and set(came.batch.keys()) == {"a", "b"}
+    assert sent(rows(3)).to("meta").batch["b"].device.type == "meta"
 
 
 def test_iterator() -> None:

@@ -43,16 +43,19 @@ class Cluster(Native):
         resource_manager: ResourceManager,
         worker_config: WorkerConfig,
     ) -> None:
-        config = copy.copy(worker_config)
-        config.placements = resource_manager.allocate_placement_group(  # type: ignore[attr-defined]
+        places = resource_manager.allocate_placement_group(
             world_size=worker_config.world_size or 0, device_mapping=worker_config.device_mapping
         )
+        config = copy.copy(worker_config)
+        config.placements = places  # type: ignore[attr-defined]  # for Worker.__init__
         found = getattr(worker_cls, "__muster_class__", worker_cls)
         if config.python is None:
             config.preload = (*_preload(found), *config.preload)
-        super().__init__(name, found, resource_manager.pool, config)
+        pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
+        super().__init__(name, found, pool, config)
         self.worker_config = worker_config
         self.resource_manager = resource_manager  # type: ignore[assignment]
+        self._allocated = places
 
     # --- calls -----------------------------------------------------------------------------
 
@@ -113,12 +116,8 @@ class Cluster(Native):
     @property
     def placement_groups(self) -> list[list[dict[str, Any]]]:
         """Each rank's devices as `ResourceManager.allocate_placement_group` gives them."""
-        manager: Any = self.resource_manager
-        places = super().placement_groups
-        if isinstance(manager, ResourceManager):
-            for place in (place for places_of in places for place in places_of):
-                place["placement_group"] = manager.nodes_placement_group(place["node_rank"])
-        return places
+        allocated: list[list[dict[str, Any]]] | None = self.__dict__.get("_allocated")
+        return super().placement_groups if allocated is None else allocated
 
     @property
     def rank2devices(self) -> dict[int, list[dict[str, Any]]]:
