@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ import muster
 import parts
 from muster import Cluster, WorkerConfig
 from restart_test import replace_head
-from running import BINARY, run, session
+from running import BINARY, eventually, run, session
 
 pytestmark = pytest.mark.chaos
 
@@ -46,3 +48,21 @@ def test_another_head_knows_engines(virtual: str) -> None:
         replace_head()
         assert engine.forward(3) == 9
         assert shown() == there
+
+
+@pytest.mark.parametrize("virtual", ["1x2", "1x2+relay"])
+def test_killed_while_one_is_made(virtual: str, tmp_path: Path) -> None:
+    """All who asked get one and the same from the next head, which makes it anew."""
+    begun = tmp_path / "begun"
+    with session(virtual), ThreadPoolExecutor(4) as threads:
+        ask = [
+            threads.submit(muster.service, parts.Patient, "slow", str(tmp_path)) for _ in range(4)
+        ]
+        assert eventually(begun.exists, 30)
+        replace_head()
+        assert eventually(lambda: len(begun.read_text().split()) == 2, 30)
+        (tmp_path / "go").touch()
+        found = [one.result(60) for one in ask]
+        assert len(set(found)) == 1
+        assert muster.list_services() == ["slow"]
+        assert str(found[0].call("pid")) == begun.read_text().split()[1]
