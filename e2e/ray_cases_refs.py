@@ -76,7 +76,7 @@ def a_task_that_is_cancelled() -> None:
         return "spun"
 
     ref = spin.remote(60)
-    ray.wait([ref], timeout=2)
+    ray.wait([ref], timeout=0.5)
     ray.cancel(ref)
     raises(ray.exceptions.TaskCancelledError, lambda: ray.get(ref, timeout=60))
     actor = ray.remote(Queue).remote()

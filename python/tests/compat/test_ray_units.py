@@ -260,6 +260,18 @@ def test_nothing_runs_yet() -> None:
     ray.shutdown()
 
 
+def test_init_refuses() -> None:
+    with pytest.raises(RuntimeError, match="colour"):
+        ray.init(colour="red")
+    with pytest.raises(ValueError, match="local_mode"):
+        ray.init(local_mode=True)
+    with pytest.raises(ValueError, match="namespace"):
+        ray.init(namespace="")
+    with pytest.raises(ValueError, match="pip"):
+        ray.init(runtime_env={"pip": ["x"]})
+    assert not ray.is_initialized()
+
+
 def test_install_refuses_beside_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     with pytest.raises(ImportError, match="imported already"):

@@ -11,6 +11,25 @@ from ... import _context
 from . import _devices, _nodes, _options, _state
 from .util.placement_group import forget as _forget_groups
 
+#: What only concerns processes of Ray's own.
+_RAYS_OWN = frozenset(
+    (
+        "configure_logging",
+        "dashboard_host",
+        "dashboard_port",
+        "enable_resource_isolation",
+        "include_dashboard",
+        "job_config",
+        "labels",
+        "logging_config",
+        "logging_format",
+        "logging_level",
+        "object_store_memory",
+        "system_reserved_cpu",
+        "system_reserved_memory",
+    )
+)
+
 
 class ClientContext(dict[str, Any]):
     """What `init` returns: the addresses of the session; leaving its ``with`` ends it."""
@@ -51,7 +70,7 @@ def init(
     ignore_reinit_error: bool = False,
     log_to_driver: bool = True,
     local_mode: bool = False,
-    **_ignored: Any,
+    **more: Any,
 ) -> ClientContext:
     """Start Muster, or take part in what runs.
 
@@ -59,6 +78,8 @@ def init(
     socket, or ``host:port`` of a Ray cluster, whose nodes are then used. ``num_gpus`` beyond
     what the machine has are stand-ins, as Ray's are.
     """
+    if strange := sorted(key for key in more if key not in _RAYS_OWN and not key.startswith("_")):
+        raise RuntimeError(f"init() does not know {', '.join(strange)}")
     if local_mode:
         raise ValueError("local_mode is not there: actors and tasks are processes")
     if namespace is not None and (not isinstance(namespace, str) or not namespace):
