@@ -98,11 +98,15 @@ type WorkerInfo = wire.WorkerInfo
 // first cause of why one is not. When ctx ends first, what has started is
 // stopped.
 func (s *Session) Cluster(ctx context.Context, config ClusterConfig) (*Cluster, error) {
+	return s.create(ctx, config, wire.ClusterCreate{Spec: config.spec()})
+}
+
+// create starts what req asks for, with all that config adds.
+func (s *Session) create(ctx context.Context, config ClusterConfig, req wire.ClusterCreate) (*Cluster, error) {
 	runtime, err := s.runtime(ctx, config)
 	if err != nil {
 		return nil, err
 	}
-	req := wire.ClusterCreate{Spec: config.spec()}
 	req.Spec.Runtime = runtime
 	if req.Spec.Config, err = encodeConfig(config.Config); err != nil {
 		return nil, err
@@ -121,7 +125,7 @@ func (s *Session) Cluster(ctx context.Context, config ClusterConfig) (*Cluster, 
 	req.Pool = pool.pool.ID
 	c := &Cluster{session: s}
 	if err := s.conn.ask(ctx, "cluster.create", &req, &c.info); err != nil {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil && !req.Reuse { // else it may be somebody else's
 			s.abandon(config.Name)
 		}
 		return nil, err
@@ -176,8 +180,12 @@ func (s *Session) runtime(ctx context.Context, config ClusterConfig) (spec.Runti
 
 // Attached is the live cluster of that name, whoever started it.
 func (s *Session) Attached(ctx context.Context, name string) (*Cluster, error) {
+	return s.attached(ctx, wire.ClusterRef{Name: name})
+}
+
+func (s *Session) attached(ctx context.Context, ref wire.ClusterRef) (*Cluster, error) {
 	c := &Cluster{session: s}
-	if err := s.conn.ask(ctx, "cluster.describe", &wire.ClusterRef{Name: name}, &c.info); err != nil {
+	if err := s.conn.ask(ctx, "cluster.describe", &ref, &c.info); err != nil {
 		return nil, err
 	}
 	c.describe()

@@ -444,7 +444,7 @@ func (t *Table) putBackError(c *Call) *spec.Error {
 		}
 	}
 	if c.Waiting && c.ParentWorker != nil {
-		return t.addWait(c.ParentWorker, c)
+		return t.addWait(c.ParentWorker, c, c.Whole)
 	}
 	return nil
 }

@@ -141,7 +141,7 @@ func (s *script) run(t *testing.T, line string) string {
 	case "expired":
 		ops = s.table.Expired(s.call(t, f[1]), "2s", nil)
 	case "wait":
-		ops = s.table.Wait(s.worker(t, f[1]), s.call(t, f[2]))
+		ops = s.table.Wait(s.worker(t, f[1]), s.call(t, f[2]), has(f, "whole"))
 	case "ack":
 		ops = s.table.Acked(s.call(t, f[1]))
 	case "refuse": // it was not sent after all
@@ -261,7 +261,7 @@ func (s *script) request(t *testing.T, f []string) Request {
 	r := Request{
 		Caller: 1, CallerID: id, Cluster: s.clusters[name], Method: method,
 		Split: has(f, "split"), Keep: has(f, "keep"), Collective: has(f, "collective"), Idempotent: has(f, "idempotent"),
-		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"), Leased: has(f, "leased"),
+		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"), Whole: has(f, "whole"), Leased: has(f, "leased"),
 	}
 	for _, text := range strings.FieldsFunc(option(f, "ranks"), func(r rune) bool { return r == ',' }) {
 		rank, _ := strconv.Atoi(text)

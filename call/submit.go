@@ -54,7 +54,7 @@ func (t *Table) place(c *Call) {
 		}
 	}
 	if c.Waiting && c.ParentWorker != nil {
-		if err := t.addWait(c.ParentWorker, c); err != nil {
+		if err := t.addWait(c.ParentWorker, c, c.Whole); err != nil {
 			t.refuse(c, err)
 			return
 		}

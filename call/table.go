@@ -104,6 +104,7 @@ type Request struct {
 	Parent       ID
 	ParentWorker *Worker // whose call makes this one; nil outside workers
 	Waiting      bool    // the parent blocks on it from the start
+	Whole        bool    // and with it all that its worker runs
 	Futures      []Future
 	// Paired, where not nil, has for each of Futures and each leg the leg of that
 	// call which gives what this one needs of it: a leg goes out as soon as those

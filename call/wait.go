@@ -7,14 +7,15 @@ import (
 	"github.com/muster-rl/muster/spec"
 )
 
-// Wait says that the leg which runs on w now waits for c. A wait that closes a
-// cycle fails c at once.
-func (t *Table) Wait(w *Worker, c *Call) []Op {
+// Wait says that the leg which runs on w now waits for c; whole, that all others on w
+// stand still meanwhile, though it runs several. A wait that closes a cycle fails c
+// at once.
+func (t *Table) Wait(w *Worker, c *Call, whole bool) []Op {
 	t.ops = t.ops[:0]
 	if c.State == Answered {
 		return nil
 	}
-	if err := t.addWait(w, c); err != nil {
+	if err := t.addWait(w, c, whole); err != nil {
 		sent := c.State != Held
 		if !sent {
 			t.unhold(c)
@@ -30,18 +31,22 @@ func (t *Table) Wait(w *Worker, c *Call) []Op {
 	return t.ops
 }
 
-func (t *Table) addWait(w *Worker, c *Call) *spec.Error {
+func (t *Table) addWait(w *Worker, c *Call, whole bool) *spec.Error {
 	parent := t.calls[c.Parent]
-	if w.Serial {
+	whole = whole || w.Serial
+	if whole {
 		parent = nil // the worker is what waits, with all that it has
 	}
-	if !w.Serial && (parent == nil || parent.State == Answered || slices.Contains(parent.waits, c)) || slices.Contains(w.waits, c) {
+	if !whole && (parent == nil || parent.State == Answered || slices.Contains(parent.waits, c)) || slices.Contains(w.waits, c) {
 		return nil
 	}
 	if chain := findCycle(w, parent, c); chain != nil {
 		what := "Make the class asynchronous (async def), give it max_concurrency > 1, or do not wait inside the call"
-		if parent != nil {
+		switch {
+		case parent != nil:
 			what = "Do not wait inside the call, or make the call that needs its result later"
+		case !w.Serial:
+			what = "Await it there (await ref), as a wait that blocks holds up all that the worker runs"
 		}
 		e := spec.Errorf(spec.CodeDeadlock, "%s: waiting for it would never end, because %s. %s", c.Title(), strings.Join(chain, "; "), what)
 		e.Cluster, e.Method, e.Rank, e.Worker, e.Node = c.Cluster.Name, c.Method, w.Rank, w.Name, w.Node
@@ -68,7 +73,7 @@ func (t *Table) unwait(c *Call) {
 }
 
 // findCycle looks for a way from call c back to who waits for it, and words it:
-// worker w, which runs one call at a time, or else the call parent, of which w
+// worker w, which runs nothing else meanwhile, or else the call parent, of which w
 // has a leg beside others.
 func findCycle(w *Worker, parent, c *Call) []string {
 	s := search{w: w, parent: parent, answer: map[*Call]bool{}, need: map[*Call]bool{}}
@@ -113,11 +118,12 @@ func (s *search) answers(c *Call) bool {
 	}
 	for i := range c.Legs {
 		v := c.Legs[i].Worker
-		if c.Legs[i].Done || !v.Serial {
-			continue
+		self := v == s.w && s.parent == nil
+		if c.Legs[i].Done || !v.Serial && len(v.waits) == 0 && !self {
+			continue // it runs others meanwhile
 		}
 		needs := c.Title() + " needs " + v.Name + " on " + v.Node + ", which "
-		if v == s.w && s.parent == nil {
+		if self {
 			s.path = append(s.path, needs+"is the one that waits")
 			return true
 		}

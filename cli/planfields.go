@@ -40,6 +40,9 @@ var workerFields = []struct {
 	{"max_restarts", func(p *planParser, c *spec.Cluster, e entry) { c.MaxRestarts = p.size(e) }},
 	{"restart_window", func(p *planParser, c *spec.Cluster, e entry) { c.RestartWindowSeconds = p.seconds(e) }},
 	{"span_nodes", func(p *planParser, c *spec.Cluster, e entry) { c.SpanNodes = p.truth(e) }},
+	{"node", func(p *planParser, c *spec.Cluster, e entry) { c.Node = p.text(e) }},
+	{"resource_manager", nil},
+	{"rank_env", func(p *planParser, c *spec.Cluster, e entry) { c.RankEnv = p.truth(e) }},
 	{"ray", nil},
 	{"runtime_env", nil},
 }

@@ -71,6 +71,8 @@ const (
 	mostNodes = 16
 	mostCalls = 20
 	mostNames = 8
+
+	mostEngines = 20
 )
 
 // statusText is a session for people.
@@ -94,6 +96,8 @@ func statusText(r running) string {
 	fmt.Fprintf(&b, "  %s, logs in %s\n\n", strings.Join(where, ", "), shown(s.LogDir))
 	b.WriteString(nodesText(s.Nodes))
 	b.WriteString(clustersText(s))
+	b.WriteString(servicesText(s))
+	b.WriteString(enginesText(s.Clusters))
 	b.WriteString(callsText(s.Calls))
 	return b.String()
 }
@@ -151,15 +155,64 @@ func gpusOf(n spec.Node) string {
 }
 
 func clustersText(s wire.Status) string {
-	if len(s.Clusters) == 0 {
-		return "\n  no clusters\n"
-	}
 	rows := [][]string{{"CLUSTER", "WORKERS", "SHAPE", "DEVICES"}}
 	for _, cl := range s.Clusters {
+		if cl.Kind == spec.KindService {
+			continue
+		}
 		rows = append(rows, []string{cl.Name, workersText(cl.Workers) + restartsText(cl), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
+	}
+	if len(rows) == 1 {
+		return "\n  no clusters\n"
 	}
 	return "\n" + table("  ", rows)
 }
+
+func servicesText(s wire.Status) string {
+	rows := [][]string{{"SERVICE", "STATE", "CLASS", "DEVICES"}}
+	for _, cl := range s.Clusters {
+		if cl.Kind != spec.KindService || len(cl.Workers) == 0 {
+			continue
+		}
+		w := cl.Workers[0]
+		rows = append(rows, []string{cl.Name, w.State + " on " + w.NodeName + restartsText(cl), shown(classText(cl.Description.Class)), devicesText(cl, len(s.Pools) > 1)})
+	}
+	if len(rows) == 1 {
+		return ""
+	}
+	return "\n" + table("  ", rows)
+}
+
+// enginesText tells what workers host beside their own object, alike ones together.
+func enginesText(clusters []wire.ClusterInfo) string {
+	where := map[spec.Engine][]string{}
+	var order []spec.Engine
+	for _, cl := range clusters {
+		for _, w := range cl.Workers {
+			for _, e := range w.Engines {
+				if where[e] == nil {
+					order = append(order, e)
+				}
+				where[e] = append(where[e], w.Name)
+			}
+		}
+	}
+	if len(order) == 0 {
+		return ""
+	}
+	rows := [][]string{{"ENGINE", "CLASS", "IN"}}
+	for _, e := range order[:min(len(order), mostEngines)] {
+		rows = append(rows, []string{shown(e.Name), shown(classText(e.Class)), listed(where[e], mostNames)})
+	}
+	text := "\n" + table("  ", rows)
+	if more := len(order) - mostEngines; more > 0 {
+		text += fmt.Sprintf("  … and %d more\n", more)
+	}
+	return text
+}
+
+// classText is a class as its script knows it.
+func classText(class string) string { return strings.TrimPrefix(class, "__muster_main__.") }
 
 // workersText counts workers by state and names those that are not as they
 // should be.

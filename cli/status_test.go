@@ -46,6 +46,10 @@ func some() []running {
 		Clusters: []wire.ClusterInfo{
 			{Name: "actor_train", Pool: 1, Workers: workers("actor_train", "ready", "ready", "dead", "ready"), Ranks: ranks(2, 2)},
 			{Name: "actor_infer", Pool: 2, Workers: workers("actor_infer", "starting", "ready"), Ranks: ranks(2, 1)},
+			{
+				Name: "scheduler", Kind: "service", Pool: 1, Description: spec.Description{Class: "__muster_main__.Scheduler"},
+				Workers: []wire.WorkerInfo{{Name: "scheduler", NodeName: "node-0", State: "ready", Engines: []spec.Engine{{Name: "server", Class: "pkg.Server"}}}}, Ranks: ranks(1, 1),
+			},
 			{Name: "reward", Pool: 1, Workers: []wire.WorkerInfo{{Name: "reward-0", State: "stopping"}}, Ranks: ranks(1, 1)},
 		},
 		Calls: []wire.CallInfo{
@@ -54,6 +58,9 @@ func some() []running {
 			{Cluster: "reward", Method: "score", State: "held", AgeSec: 0.04, Caller: "the script"},
 			{Cluster: "reward", Method: "score", State: "cancelling", AgeSec: 200, Legs: 1, Out: []int{0}, Caller: "the script"},
 		},
+	}
+	for r := range busy.status.Clusters[0].Workers {
+		busy.status.Clusters[0].Workers[r].Engines = []spec.Engine{{Name: "trainer", Class: "pkg.Trainer"}}
 	}
 	busy.status.Clusters[1].OnFailure, busy.status.Clusters[1].Restarts, busy.status.Clusters[1].Workers[0].Restarts = "restart_worker", 2, 2
 	quiet := running{Session: session.Session{Name: "52-ffffffffffff", Pid: 52}}

@@ -50,6 +50,7 @@ type deviceView struct {
 
 type clusterView struct {
 	Name    string       `json:"name"`
+	Kind    string       `json:"kind,omitempty"` // "cluster" or "service"
 	Pool    int          `json:"pool,omitempty"`
 	World   int          `json:"world_size"`
 	Shape   shapeView    `json:"shape"`
@@ -77,6 +78,13 @@ type workerView struct {
 	LogFile string `json:"log_file,omitempty"`
 
 	Restarts int `json:"restarts,omitempty"` // how many processes had the rank before
+
+	Engines []engineView `json:"engines,omitempty"`
+}
+
+type engineView struct {
+	Name  string `json:"name"`
+	Class string `json:"class"`
 }
 
 type callView struct {
@@ -125,7 +133,7 @@ func viewOf(r running) sessionView {
 func clusterViews(clusters []wire.ClusterInfo) []clusterView {
 	views := make([]clusterView, 0, len(clusters))
 	for _, cl := range clusters {
-		v := clusterView{Name: cl.Name, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}, OnFailure: cl.OnFailure, Restarts: cl.Restarts}
+		v := clusterView{Name: cl.Name, Kind: cl.Kind, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}, OnFailure: cl.OnFailure, Restarts: cl.Restarts}
 		if len(cl.Ranks) > 0 {
 			r := cl.Ranks[0]
 			v.Shape = shapeView{r.DPSize, r.TPSize, r.PPSize, r.CPSize}
@@ -138,6 +146,9 @@ func clusterViews(clusters []wire.ClusterInfo) []clusterView {
 			for _, d := range w.Devices {
 				worker.Devices = append(worker.Devices, d.Global)
 				worker.Local = append(worker.Local, d.Device)
+			}
+			for _, e := range w.Engines {
+				worker.Engines = append(worker.Engines, engineView{e.Name, classText(e.Class)})
 			}
 			v.Workers = append(v.Workers, worker)
 		}

@@ -275,7 +275,7 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 	w.closed = false
 	w.cluster.direct, w.cluster.fans = nil, nil
 	if m.Ready.Pid != 0 {
-		w.pid = m.Ready.Pid
+		w.pid, w.engines = m.Ready.Pid, m.Ready.Engines
 		h.readyLocked(w.worker, m.Ready)
 	}
 	if h.resuming != nil && h.resuming.waits[w.worker] {

@@ -1,6 +1,7 @@
 package head
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -202,6 +203,8 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 		return orError(h.plan(&req))
 	case "status":
 		return h.status(), nil
+	case "service.list":
+		return h.services(), nil
 	case "store":
 		return orError(h.stores(c.ctx))
 	case "cluster.stacks":
@@ -229,6 +232,9 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 	cl := h.clusters[ref.Number]
 	if ref.Number == 0 {
 		cl = h.names[ref.Name]
+	}
+	if cl != nil && ref.Kind != "" && (cl.spec.Kind != ref.Kind || cl.service() && !cl.livesLocked()) {
+		cl = nil
 	}
 	if cl == nil || (verb == "cluster.describe" && !cl.up) {
 		defer h.mu.Unlock()
@@ -262,13 +268,16 @@ func (h *Head) noClusterLocked(ref wire.ClusterRef) error {
 		return spec.Errorf(spec.CodeNotFound, "cluster %s is no more: it was shut down, or its controller ended", ref.Name)
 	}
 	var names []string
-	for name := range h.names {
-		names = append(names, name)
+	for name, cl := range h.names {
+		if ref.Kind == "" || cl.spec.Kind == ref.Kind && cl.livesLocked() {
+			names = append(names, name)
+		}
 	}
+	kind := cmp.Or(ref.Kind, spec.KindCluster)
 	if near := spec.NearestName(ref.Name, names); near != "" {
-		return spec.Errorf(spec.CodeNotFound, "there is no cluster %q; did you mean %q?", ref.Name, near)
+		return spec.Errorf(spec.CodeNotFound, "there is no %s %q; did you mean %q?", kind, ref.Name, near)
 	}
-	return spec.Errorf(spec.CodeNotFound, "there is no cluster %q; there are %d others", ref.Name, len(names))
+	return spec.Errorf(spec.CodeNotFound, "there is no %s %q; there are %d others", kind, ref.Name, len(names))
 }
 
 func parse(verb string, m unmarshaler, body []byte) error {
@@ -298,7 +307,7 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 		}
 		for _, id := range ids {
 			if cl := h.table.FindCaller(c.number, id); cl != nil {
-				h.ordersLocked(h.table.Wait(&c.worker.Worker, cl), b)
+				h.ordersLocked(h.table.Wait(&c.worker.Worker, cl, f.Flags&wire.FlagWhole != 0), b)
 			}
 		}
 		return nil

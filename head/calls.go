@@ -2,6 +2,7 @@ package head
 
 import (
 	"bytes"
+	"cmp"
 	"time"
 
 	"github.com/muster-rl/muster/call"
@@ -166,13 +167,16 @@ func (p *pending) prepareArgs(layout []spec.RankInfo, r *route, payload []byte, 
 func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 	cl := h.clusters[r.cluster]
 	if cl == nil || !cl.up {
-		name := h.gone[r.cluster]
+		title := h.gone[r.cluster]
 		if cl != nil {
-			name = cl.Name
+			title = cl.title()
 		}
-		return nil, spec.Errorf(spec.CodeNotFound, "cluster %s is no more: it was shut down, or its controller ended", name)
+		return nil, spec.Errorf(spec.CodeNotFound, "%s is no more: it was shut down, or its controller ended", cmp.Or(title, spec.KindCluster))
 	}
 	m := cl.methods[string(r.method)]
+	if m == nil && cl.desc.Engines {
+		m = cl.engineMethod(r.method)
+	}
 	if m == nil || (r.how == howMode && !m.Registered) {
 		return nil, cl.noMethod(string(r.method), m != nil)
 	}
@@ -223,6 +227,7 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 	req := call.Request{
 		Caller: c.number, CallerID: id, Cluster: &p.cluster.Cluster, Method: p.method.Name, Ranks: r.ranks,
 		Split: r.flags&routeSplit != 0, Keep: r.flags&routeKeep != 0, Waiting: r.flags&routeWaiting != 0,
+		Whole:      r.flags&routeWhole != 0,
 		Collective: p.method.Collective, Idempotent: p.method.Idempotent, OnTimeout: p.method.OnTimeout,
 		Parent: call.ID(r.parent), Data: p,
 	}

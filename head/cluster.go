@@ -26,11 +26,13 @@ type cluster struct {
 	owner        *caller
 	workers      []*worker
 	methods      map[string]*method
+	engines      map[string]*method // methods of engines that were called, "engine/method"
 	desc         spec.Description
 	ranks        []spec.RankInfo       // the layout in force; replaced, never changed
 	reports      map[int]spec.RankInfo // what ranks told and is not in force yet
 	ready        int
 	settled      chan struct{} // closed when all are ready or the first failed
+	started      chan struct{} // closed when it is up, or is being cleared
 	failed       *spec.Error
 	up           bool
 	stopping     bool
@@ -65,12 +67,14 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, 
 		return info, err
 	}
 	h.checkReserved(ctx, req.Pool)
-	cl, err := h.registerCluster(owner, origin, req)
-	if err != nil {
-		return nil, err
+	cl, living, err := h.register(ctx, owner, origin, req)
+	if living != nil || err != nil {
+		return living, err
 	}
 	h.fault("cluster registered")
-	if err := h.startCluster(ctx, cl); err != nil {
+	err = h.startCluster(ctx, cl)
+	close(cl.started)
+	if err != nil {
 		stopCtx, cancel := context.WithTimeout(context.Background(), cl.grace()+h.opts.StopWait)
 		defer cancel()
 		_ = h.stopCluster(stopCtx, cl, "its start failed")
@@ -82,7 +86,8 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, 
 }
 
 // registerCluster checks, places and names a cluster, all before anything starts.
-func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCreate) (*cluster, error) {
+// Where a service has the name, what follows is for yields to say.
+func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCreate) (made, taken *cluster, err error) {
 	s := req.Spec
 	if s.Runtime.Python == "" && len(s.Runtime.Command) == 0 {
 		s.Runtime = owner.runtime
@@ -90,36 +95,44 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.isOver {
-		return nil, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
+		return nil, nil, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
+	}
+	if other := h.names[s.Name]; other != nil {
+		if other.service() && (s.Kind == spec.KindService || !other.livesLocked()) {
+			return nil, other, nil
+		}
+		return nil, nil, spec.Errorf(spec.CodeInvalid, "there is a live %s named %q already, of %d workers: shut it down first, or use another name", other.spec.Kind, s.Name, len(other.workers))
 	}
 	p := h.pools[req.Pool]
 	if p == nil {
-		return nil, spec.Errorf(spec.CodeNotFound, "cluster %s: its resource manager (pool %d) was released already", s.Name, req.Pool)
+		return nil, nil, spec.Errorf(spec.CodeNotFound, "cluster %s: its resource manager (pool %d) was released already", s.Name, req.Pool)
 	}
 	if p.void {
-		return nil, spec.Errorf(spec.CodeResources, "cluster %s: the reservation of its pool %d is gone: make a new ResourceManager", s.Name, p.ID)
-	}
-	if other := h.names[s.Name]; other != nil {
-		return nil, spec.Errorf(spec.CodeInvalid, "there is a live cluster named %q already, of %d workers: shut it down first, or use another name", s.Name, len(other.workers))
+		return nil, nil, spec.Errorf(spec.CodeResources, "cluster %s: the reservation of its pool %d is gone: make a new ResourceManager", s.Name, p.ID)
 	}
 	plan, err := placement.Place(p.Pool, s)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s = plan.Cluster // as it was checked, with what follows from it
 	if s.Runtime.RuntimeEnv != "" && h.launcher.reserver == nil {
-		return nil, spec.Errorf(spec.CodeInvalid,
+		return nil, nil, spec.Errorf(spec.CodeInvalid,
 			"cluster %s: runtime_env has %s, which Ray sets up, and the nodes here are this machine's: install what is needed for an interpreter and name it by WorkerConfig(python=...), or say MUSTER_BACKEND=ray",
 			s.Name, strings.Join(s.Runtime.RuntimeKeys(), ", "))
+	}
+	if s.Kind == spec.KindService {
+		if owner, err = owner.scriptLocked(s.Name); err != nil {
+			return nil, nil, err
+		}
 	}
 	cl := newCluster(s, plan, p, owner, origin)
 	cl.Number, cl.Name = h.numberLocked(), s.Name
 	if err := h.checkFilesLocked(cl); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, place := range plan.Workers {
 		if n := h.nodes[p.Nodes[place.Node].Index]; n.lost != nil {
-			return nil, n.lost
+			return nil, nil, n.lost
 		}
 	}
 	for _, place := range plan.Workers {
@@ -132,12 +145,12 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
 	p.clusters++
 	h.noteClusterLocked(cl)
-	return cl, nil
+	return cl, nil, nil
 }
 
 func newCluster(s spec.Cluster, plan placement.Plan, p *pool, owner *caller, origin uint64) *cluster {
 	return &cluster{
-		spec: s, plan: plan, pool: p, owner: owner, origin: origin, settled: make(chan struct{}), ended: make(chan struct{}),
+		spec: s, plan: plan, pool: p, owner: owner, origin: origin, settled: make(chan struct{}), started: make(chan struct{}), ended: make(chan struct{}),
 		recovery: recovery{budget: budget{most: s.MaxRestarts, window: time.Duration(s.RestartWindowSeconds * float64(time.Second))}},
 	}
 }
@@ -318,7 +331,7 @@ func (h *Head) startOf(cl *cluster, n *node) *wire.Start {
 	return &wire.Start{
 		Cluster: s.Name, Number: cl.Number, Start: s.Start, Runtime: s.Runtime,
 		Setup: wire.WorkerSetup{
-			Class: s.Class, Main: s.Runtime.Main, Config: s.Config, Pickle: s.Pickle,
+			Kind: s.Kind, Class: s.Class, Main: s.Runtime.Main, Config: s.Config, Pickle: s.Pickle,
 			MaxConcurrency: s.MaxConcurrency, Cluster: s.Name, ClusterNumber: cl.Number,
 			CallAddress: h.address, Node: n.name, LogDir: h.opts.LogDir,
 		},
@@ -332,6 +345,7 @@ func (h *Head) readyLocked(w *worker, r wire.Ready) {
 		return
 	}
 	w.Serial = r.Description.Serial
+	w.engines = r.Engines
 	if w.try != nil {
 		w.try.readyLocked(w, r)
 		return
@@ -414,7 +428,7 @@ func (h *Head) goneLocked(cl *cluster, why string) {
 	for _, r := range cl.under {
 		r.cancel()
 	}
-	e := spec.Errorf(spec.CodeWorkerDied, "cluster %s is no more: %s", cl.Name, why)
+	e := spec.Errorf(spec.CodeWorkerDied, "%s is no more: %s", cl.title(), why)
 	e.Cluster = cl.Name
 	cl.failLocked(e)
 	h.ordersLocked(h.table.ClusterGone(&cl.Cluster, e), &b)
@@ -462,7 +476,7 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 	delete(h.clusters, cl.Number)
 	close(cl.ended)
 	h.noteEndLocked(cl)
-	h.gone[cl.Number] = cl.Name
+	h.gone[cl.Number] = cl.title()
 	if h.names[cl.Name] == cl {
 		delete(h.names, cl.Name)
 	}
@@ -484,14 +498,14 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 // infoLocked describes the cluster as it is now.
 func (cl *cluster) infoLocked() *wire.ClusterInfo {
 	info := &wire.ClusterInfo{
-		Number: cl.Number, Name: cl.Name, Pool: cl.pool.ID,
+		Number: cl.Number, Name: cl.Name, Kind: cl.spec.Kind, Pool: cl.pool.ID,
 		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port,
 		Ranks: cl.ranks, Description: cl.desc, OnFailure: cl.spec.OnFailure, Restarts: cl.restarts,
 	}
 	for _, w := range cl.workers {
 		wi := workerInfo(&w.place)
 		wi.Number, wi.Address, wi.Pid, wi.State = w.Number, w.node.whereLocked(), w.pid, w.state
-		wi.Restarts = w.restarts
+		wi.Restarts, wi.Engines = w.restarts, w.engines
 		wi.LogFile = filepath.Join(w.h.opts.LogDir, cl.Name, w.Name+".log")
 		info.Workers = append(info.Workers, wi)
 	}
@@ -507,7 +521,7 @@ func workerInfo(p *placement.Worker) wire.WorkerInfo {
 }
 
 func (cl *cluster) progress(doing string, final bool) wire.Progress {
-	p := wire.Progress{Subject: "cluster " + cl.Name, Doing: doing, Done: cl.ready, Total: len(cl.workers), Final: final}
+	p := wire.Progress{Subject: cl.title(), Doing: doing, Done: cl.ready, Total: len(cl.workers), Final: final}
 	if !final {
 		p.Waiting = cl.missing()
 	}

@@ -184,12 +184,30 @@ func (h *Head) pickLocked(req *wire.PoolCreate) (spec.Pool, error) {
 	if len(nodes) == 0 && lost != nil {
 		return spec.Pool{}, lost
 	}
+	nodes, err := onlyNode(nodes, req.Node)
+	if err != nil {
+		return spec.Pool{}, err
+	}
 	held := make([]placement.Held, 0, len(h.pools))
 	for _, p := range h.pools {
 		held = append(held, placement.Held{Pool: p.Pool, By: h.usersLocked(p)})
 	}
 	slices.SortFunc(held, func(a, b placement.Held) int { return a.Pool.ID - b.Pool.ID })
 	return placement.Reserve(nodes, held, placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
+}
+
+// onlyNode is the node of that name, or all where it is empty.
+func onlyNode(nodes []spec.Node, name string) ([]spec.Node, error) {
+	if name == "" {
+		return nodes, nil
+	}
+	names := make([]string, len(nodes))
+	for i := range nodes {
+		if names[i] = nodes[i].Name; names[i] == name {
+			return nodes[i : i+1], nil
+		}
+	}
+	return nil, spec.Errorf(spec.CodeResources, "there is no node %q that is up; there are %s", name, strings.Join(names, ", "))
 }
 
 // usersLocked names the clusters that use a pool.

@@ -34,6 +34,10 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 		defer h.mu.Unlock()
 		return nil, spec.AsError(h.backendErr)
 	}
+	if req.Node != "" {
+		defer h.mu.Unlock()
+		return nil, spec.Errorf(spec.CodeInvalid, "node=%q: Ray chooses the nodes of a pool; choose among them by labels", req.Node)
+	}
 	h.nextPool++
 	id := h.nextPool
 	h.mu.Unlock()

@@ -172,6 +172,7 @@ func (h *Head) restoreCluster(kept *journal.Cluster) error {
 		return nil
 	}
 	cl.settle()
+	close(cl.started)
 	if err := cl.describe(kept.Description); err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ const (
 	routeWaiting = 2
 	routeMarked  = 4
 	routeKeep    = 8
+	routeWhole   = 16
 )
 
 // route is the head's part of a Call frame.

@@ -36,6 +36,7 @@ type worker struct {
 	restarts    int         // how many processes had its rank before
 	try         *try        // it is to take the place of one that died
 	replaced    bool        // another is to take its place
+	engines     []spec.Engine
 	comeback
 }
 
@@ -111,6 +112,14 @@ func (w *workerConn) notice(verb string, rest []byte, b *batch) error {
 		e.Cluster, e.Rank, e.Worker, e.Node = w.cluster.spec.Name, w.Rank, w.Name, w.Node
 		w.failed = &e
 		w.cluster.failLocked(&e)
+		w.h.mu.Unlock()
+	case "engines":
+		var m wire.Engines
+		if err := parse(verb, &m, rest); err != nil {
+			return err
+		}
+		w.h.mu.Lock()
+		w.engines = m.Engines
 		w.h.mu.Unlock()
 	case "release":
 		return w.h.release(lease.Worker(w.Number), rest, b)

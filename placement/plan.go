@@ -3,6 +3,7 @@ package placement
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/muster-rl/muster/spec"
 )
@@ -42,8 +43,9 @@ const longestDevices = 64
 // Place checks a cluster and seats it in a pool. Rank r takes the r-th group of
 // DevicesPerWorker entries of the mapping, in its order; these lie on one node,
 // or, with SpanNodes, the worker runs on the node of the first. Without a
-// mapping rank r is a CPU worker on node r modulo the nodes. Devices may be
-// used by any number of clusters.
+// mapping rank r is a CPU worker on node r modulo the nodes, or on the one that
+// Node names. Devices may be used by any number of clusters. A service's one
+// worker is named as the service is.
 //
 // Its errors name the offending id or size and what there is: CodePlacement, or
 // those of spec.Cluster.Check.
@@ -53,7 +55,7 @@ func Place(pool spec.Pool, c spec.Cluster) (Plan, error) {
 	}
 	if err := fitsPool(pool, c); err != nil {
 		err.Cluster = c.Name
-		err.Message = "cluster " + c.Name + ": " + err.Message
+		err.Message = c.Kind + " " + c.Name + ": " + err.Message
 		return Plan{}, err
 	}
 	infos, err := spec.Layout(c.World, c.Shape)
@@ -76,8 +78,8 @@ func Place(pool spec.Pool, c spec.Cluster) (Plan, error) {
 		if c.HasMapping {
 			w.Devices = devices[r*n : (r+1)*n : (r+1)*n]
 			w.Node = w.Devices[0].Node
-		} else {
-			w.Node = r % len(pool.Nodes)
+		} else if w.Node = r % len(pool.Nodes); c.Node != "" {
+			w.Node = slices.IndexFunc(pool.Nodes, func(n spec.Node) bool { return n.Name == c.Node })
 		}
 		if nodeRanks[w.Node] == 0 {
 			plan.Nodes = append(plan.Nodes, w.Node)
@@ -87,7 +89,9 @@ func Place(pool spec.Pool, c spec.Cluster) (Plan, error) {
 		w.NodeName = pool.Nodes[w.Node].Name
 		w.LocalRank = locals[w.Node]
 		locals[w.Node]++
-		w.Name = scratch.name(c.Name, w)
+		if w.Name = c.Name; c.Kind != spec.KindService {
+			w.Name = scratch.name(c.Name, w)
+		}
 	}
 	for r := range plan.Workers {
 		plan.Workers[r].LocalWorld = locals[plan.Workers[r].Node]
@@ -105,8 +109,8 @@ func fitsPool(pool spec.Pool, c spec.Cluster) *spec.Error {
 			return spec.Errorf(spec.CodeInternal, "pool %d should have %d devices of %s and has %d", pool.ID, pool.PerNode, node.Name, len(node.Devices))
 		}
 	}
-	if !c.HasMapping {
-		return nil
+	if err := fitsNode(pool, c); err != nil || !c.HasMapping {
+		return err
 	}
 	if pool.PerNode == 0 {
 		return spec.Errorf(spec.CodePlacement,
@@ -128,6 +132,23 @@ func fitsPool(pool spec.Pool, c spec.Cluster) *spec.Error {
 		}
 	}
 	return nil
+}
+
+// fitsNode checks that the node asked for, if one is, is in the pool.
+func fitsNode(pool spec.Pool, c spec.Cluster) *spec.Error {
+	if c.Node == "" {
+		return nil
+	}
+	if c.HasMapping {
+		return spec.Errorf(spec.CodePlacement, "node=%q together with a device_mapping, which says itself where workers run: leave one of them out", c.Node)
+	}
+	names := make([]string, len(pool.Nodes))
+	for i := range pool.Nodes {
+		if names[i] = pool.Nodes[i].Name; names[i] == c.Node {
+			return nil
+		}
+	}
+	return spec.Errorf(spec.CodePlacement, "node=%q is not in the pool, which has %s", c.Node, strings.Join(names, ", "))
 }
 
 // nameScratch is memory that names are built in, kept from one to the next.

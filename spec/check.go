@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"maps"
 	"math"
 	"slices"
@@ -39,11 +40,11 @@ func RankVariables() []string {
 // defaults. What it leaves is complete, and checking it again changes nothing.
 // Sizes and mappings that cannot be have CodePlacement, the rest CodeInvalid.
 func (c *Cluster) Check() error {
-	for _, check := range []func() *Error{c.checkName, c.checkMapping, c.checkWorld, c.checkShape, c.checkRuntimeEnv, c.checkEnv, c.checkOptions} {
+	for _, check := range []func() *Error{c.checkName, c.checkKind, c.checkMapping, c.checkWorld, c.checkShape, c.checkRuntimeEnv, c.checkEnv, c.checkOptions} {
 		if err := check(); err != nil {
 			err.Cluster = c.Name
 			if c.Name != "" {
-				err.Message = "cluster " + quoteOdd(c.Name) + ": " + err.Message
+				err.Message = cmp.Or(c.Kind, KindCluster) + " " + quoteOdd(c.Name) + ": " + err.Message
 			}
 			return err
 		}
@@ -66,6 +67,25 @@ func (c *Cluster) checkName() *Error {
 		if i == 0 && (r == '-' || r == '.') {
 			return Errorf(CodeInvalid, "a name cannot start with %q; %s", r, allowed)
 		}
+	}
+	return nil
+}
+
+// checkKind: a service is one process, whatever devices it has.
+func (c *Cluster) checkKind() *Error {
+	switch c.Kind {
+	case "":
+		c.Kind = KindCluster
+	case KindCluster:
+	case KindService:
+		if c.World == 0 {
+			c.World = 1
+		}
+		if c.World != 1 {
+			return Errorf(CodeInvalid, "world_size is %d, and a service is one process: leave it out, or make a Cluster", c.World)
+		}
+	default:
+		return Errorf(CodeInvalid, "kind is %q; it is %q or %q", c.Kind, KindCluster, KindService)
 	}
 	return nil
 }
@@ -168,6 +188,9 @@ func (c *Cluster) checkShape() *Error { return c.Shape.settle(c.World) }
 
 func (c *Cluster) checkEnv() *Error {
 	ours := RankVariables()
+	if c.RankEnv || c.Kind == KindService { // which has no rank
+		ours = nil
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) { // sorted: the same error each time
 		switch {
 		case name == "" || strings.ContainsAny(name, "=\x00"):

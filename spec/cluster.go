@@ -9,6 +9,7 @@ import (
 // Check, placed by package placement, started by the head.
 type Cluster struct {
 	Name  string `msg:"name"`
+	Kind  string `msg:"kind"` // "cluster" (default) or "service"
 	Class Class  `msg:"class"`
 
 	// World is the number of workers; 0 means that it follows from the mapping.
@@ -20,12 +21,15 @@ type Cluster struct {
 	Mapping     []int  `msg:"mapping"`
 	// DevicesPerWorker is 0 where it follows from World and the mapping.
 	DevicesPerWorker int `msg:"devices_per_worker"`
+	// Node, where not empty, is the node of the pool that CPU workers run on.
+	Node string `msg:"node"`
 	// SpanNodes lets one worker's devices lie on several nodes.
 	SpanNodes bool `msg:"span_nodes"`
 
 	Shape Shape `msg:"shape"`
 
 	Env            map[string]string `msg:"env"`
+	RankEnv        bool              `msg:"rank_env"`        // Env may set rank variables, too
 	MaxConcurrency int               `msg:"max_concurrency"` // 0: 1, or 1000 for classes with async methods
 	Start          string            `msg:"start"`           // "fork" (default) or "spawn"
 	VisibleDevices string            `msg:"visible_devices"` // "own" (default) or "node"
@@ -41,9 +45,17 @@ type Cluster struct {
 	RestartWindowSeconds float64 `msg:"restart_window"` // 0: 600
 
 	Runtime Runtime `msg:"runtime"`
-	// Config is the worker_config that the class's constructor gets, as a value.
+	// Config is what the class's constructor gets, as a value: its worker_config,
+	// or for a service its args and kwargs.
 	Config []byte `msg:"config"`
 }
+
+// A service is one worker that hosts an object of any class under a name, which
+// its script and all its workers can ask for, and that goes with its script.
+const (
+	KindCluster = "cluster"
+	KindService = "service"
+)
 
 // What a cluster does when a worker's process ends.
 const (

@@ -28,4 +28,13 @@ type Description struct {
 	Methods []Method `msg:"methods"`
 	Serial  bool     `msg:"serial"` // runs one call at a time
 	Doc     string   `msg:"doc"`
+	Engines bool     `msg:"engines"` // its workers can host further objects
+}
+
+// Engine is a further object that a worker hosts, under a name. A call of one is a
+// call of its worker whose method is "engine/method"; what the worker itself does
+// for engines are the methods of the engine "muster".
+type Engine struct {
+	Name  string `msg:"name"`
+	Class string `msg:"class"`
 }

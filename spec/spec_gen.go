@@ -79,10 +79,13 @@ func (z *Class) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 21
+	// map header, size 24
 	// string "name"
-	o = append(o, 0xde, 0x0, 0x15, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+	o = append(o, 0xde, 0x0, 0x18, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
 	o = msgp.AppendString(o, z.Name)
+	// string "kind"
+	o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+	o = msgp.AppendString(o, z.Kind)
 	// string "class"
 	o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
 	// map header, size 3
@@ -113,6 +116,9 @@ func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "devices_per_worker"
 	o = append(o, 0xb2, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
 	o = msgp.AppendInt(o, z.DevicesPerWorker)
+	// string "node"
+	o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+	o = msgp.AppendString(o, z.Node)
 	// string "span_nodes"
 	o = append(o, 0xaa, 0x73, 0x70, 0x61, 0x6e, 0x5f, 0x6e, 0x6f, 0x64, 0x65, 0x73)
 	o = msgp.AppendBool(o, z.SpanNodes)
@@ -130,6 +136,9 @@ func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 		o = msgp.AppendString(o, za0002)
 		o = msgp.AppendString(o, za0003)
 	}
+	// string "rank_env"
+	o = append(o, 0xa8, 0x72, 0x61, 0x6e, 0x6b, 0x5f, 0x65, 0x6e, 0x76)
+	o = msgp.AppendBool(o, z.RankEnv)
 	// string "max_concurrency"
 	o = append(o, 0xaf, 0x6d, 0x61, 0x78, 0x5f, 0x63, 0x6f, 0x6e, 0x63, 0x75, 0x72, 0x72, 0x65, 0x6e, 0x63, 0x79)
 	o = msgp.AppendInt(o, z.MaxConcurrency)
@@ -192,6 +201,12 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			z.Name, bts, err = msgp.ReadStringBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Name")
+				return
+			}
+		case "kind":
+			z.Kind, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Kind")
 				return
 			}
 		case "class":
@@ -278,6 +293,12 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "DevicesPerWorker")
 				return
 			}
+		case "node":
+			z.Node, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Node")
+				return
+			}
 		case "span_nodes":
 			z.SpanNodes, bts, err = msgp.ReadBoolBytes(bts)
 			if err != nil {
@@ -317,6 +338,12 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 				z.Env[za0002] = za0003
+			}
+		case "rank_env":
+			z.RankEnv, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "RankEnv")
+				return
 			}
 		case "max_concurrency":
 			z.MaxConcurrency, bts, err = msgp.ReadIntBytes(bts)
@@ -398,14 +425,14 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Cluster) Msgsize() (s int) {
-	s = 3 + 5 + msgp.StringPrefixSize + len(z.Name) + 6 + 1 + 7 + msgp.StringPrefixSize + len(z.Class.Module) + 5 + msgp.StringPrefixSize + len(z.Class.Name) + 7 + msgp.BytesPrefixSize + len(z.Class.Pickle) + 6 + msgp.IntSize + 12 + msgp.BoolSize + 13 + msgp.StringPrefixSize + len(z.MappingText) + 8 + msgp.ArrayHeaderSize + (len(z.Mapping) * (msgp.IntSize)) + 19 + msgp.IntSize + 11 + msgp.BoolSize + 6 + z.Shape.Msgsize() + 4 + msgp.MapHeaderSize
+	s = 3 + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + 1 + 7 + msgp.StringPrefixSize + len(z.Class.Module) + 5 + msgp.StringPrefixSize + len(z.Class.Name) + 7 + msgp.BytesPrefixSize + len(z.Class.Pickle) + 6 + msgp.IntSize + 12 + msgp.BoolSize + 13 + msgp.StringPrefixSize + len(z.MappingText) + 8 + msgp.ArrayHeaderSize + (len(z.Mapping) * (msgp.IntSize)) + 19 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Node) + 11 + msgp.BoolSize + 6 + z.Shape.Msgsize() + 4 + msgp.MapHeaderSize
 	if z.Env != nil {
 		for za0002, za0003 := range z.Env {
 			_ = za0003
 			s += msgp.StringPrefixSize + len(za0002) + msgp.StringPrefixSize + len(za0003)
 		}
 	}
-	s += 16 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.Start) + 16 + msgp.StringPrefixSize + len(z.VisibleDevices) + 16 + msgp.Float64Size + 6 + msgp.Float64Size + 7 + msgp.StringPrefixSize + len(z.Pickle) + 11 + msgp.StringPrefixSize + len(z.OnFailure) + 13 + msgp.IntSize + 15 + msgp.Float64Size + 8 + z.Runtime.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config)
+	s += 9 + msgp.BoolSize + 16 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.Start) + 16 + msgp.StringPrefixSize + len(z.VisibleDevices) + 16 + msgp.Float64Size + 6 + msgp.Float64Size + 7 + msgp.StringPrefixSize + len(z.Pickle) + 11 + msgp.StringPrefixSize + len(z.OnFailure) + 13 + msgp.IntSize + 15 + msgp.Float64Size + 8 + z.Runtime.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config)
 	return
 }
 
@@ -440,9 +467,9 @@ func (z Code) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Description) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 4
+	// map header, size 5
 	// string "class"
-	o = append(o, 0x84, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
+	o = append(o, 0x85, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
 	o = msgp.AppendString(o, z.Class)
 	// string "methods"
 	o = append(o, 0xa7, 0x6d, 0x65, 0x74, 0x68, 0x6f, 0x64, 0x73)
@@ -460,6 +487,9 @@ func (z *Description) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "doc"
 	o = append(o, 0xa3, 0x64, 0x6f, 0x63)
 	o = msgp.AppendString(o, z.Doc)
+	// string "engines"
+	o = append(o, 0xa7, 0x65, 0x6e, 0x67, 0x69, 0x6e, 0x65, 0x73)
+	o = msgp.AppendBool(o, z.Engines)
 	return
 }
 
@@ -518,6 +548,12 @@ func (z *Description) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Doc")
 				return
 			}
+		case "engines":
+			z.Engines, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Engines")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -536,7 +572,7 @@ func (z *Description) Msgsize() (s int) {
 	for za0001 := range z.Methods {
 		s += z.Methods[za0001].Msgsize()
 	}
-	s += 7 + msgp.BoolSize + 4 + msgp.StringPrefixSize + len(z.Doc)
+	s += 7 + msgp.BoolSize + 4 + msgp.StringPrefixSize + len(z.Doc) + 8 + msgp.BoolSize
 	return
 }
 
@@ -634,6 +670,67 @@ func (z *Device) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Device) Msgsize() (s int) {
 	s = 1 + 6 + msgp.IntSize + 3 + msgp.StringPrefixSize + len(z.ID) + 8 + msgp.StringPrefixSize + len(z.Visible) + 5 + msgp.StringPrefixSize + len(z.Kind) + 5 + msgp.StringPrefixSize + len(z.Name) + 7 + msgp.Uint64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z Engine) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "name"
+	o = append(o, 0x82, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+	o = msgp.AppendString(o, z.Name)
+	// string "class"
+	o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
+	o = msgp.AppendString(o, z.Class)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Engine) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "name":
+			z.Name, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Name")
+				return
+			}
+		case "class":
+			z.Class, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Class")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Engine) Msgsize() (s int) {
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Name) + 6 + msgp.StringPrefixSize + len(z.Class)
 	return
 }
 

@@ -51,6 +51,7 @@ const (
 	FlagMute  Flags = 16
 	FlagAgain Flags = 32
 	FlagParts Flags = 64
+	FlagWhole Flags = 1 // of a Wait
 )
 
 // Header is the fixed part of a frame, but for its sizes.

@@ -160,6 +160,7 @@ type PoolCreate struct {
 	Strategy    string            `msg:"strategy,omitempty"`
 	Labels      map[string]string `msg:"labels,omitempty"`
 	Accelerator string            `msg:"accelerator_type,omitempty"`
+	Node        string            `msg:"node,omitempty"` // the only one that will do
 }
 
 // PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.
@@ -179,6 +180,8 @@ type PoolRelease struct {
 type ClusterCreate struct {
 	Pool int          `msg:"pool"`
 	Spec spec.Cluster `msg:"spec"`
+	// Reuse: a living service of that name is the answer, if there is one.
+	Reuse bool `msg:"reuse,omitempty"`
 }
 
 // ClusterRef names a cluster by number or, where that is 0, by name (verbs
@@ -186,15 +189,23 @@ type ClusterCreate struct {
 type ClusterRef struct {
 	Number uint32 `msg:"number"`
 	Name   string `msg:"name"`
+	// Kind, where not empty, is the only one meant; a service is then one that lives.
+	Kind string `msg:"kind,omitempty"`
 	// Drain is how many seconds a cluster that is stopped takes no more calls, and
 	// goes on with those that it has; 0: it is stopped at once.
 	Drain float64 `msg:"drain,omitempty"`
+}
+
+// Names answers the request service.list (Empty): the services that live, sorted.
+type Names struct {
+	Names []string `msg:"names"`
 }
 
 // ClusterInfo describes a live cluster.
 type ClusterInfo struct {
 	Number      uint32           `msg:"number"`
 	Name        string           `msg:"name"`
+	Kind        string           `msg:"kind"`
 	Pool        int              `msg:"pool"`
 	MasterAddr  string           `msg:"master_addr"`
 	MasterPort  int              `msg:"master_port"`
@@ -218,6 +229,8 @@ type WorkerInfo struct {
 	State    string     `msg:"state"`
 	LogFile  string     `msg:"log_file"`
 	Restarts int        `msg:"restarts"` // how many processes had the rank before this one
+
+	Engines []spec.Engine `msg:"engines"` // in the order in which they were made
 }
 
 // DeviceAt is a device by its place in the pool.
@@ -333,6 +346,12 @@ type Ready struct {
 	Pid         int              `msg:"pid"`
 	Description spec.Description `msg:"description"`
 	Info        *spec.RankInfo   `msg:"info"` // where its constructor changed it
+	Engines     []spec.Engine    `msg:"engines"`
+}
+
+// Engines (notice engines): the further objects that a worker hosts, from now on.
+type Engines struct {
+	Engines []spec.Engine `msg:"engines"`
 }
 
 // Failed (notice failed): the worker could not become ready, and exits.
@@ -359,6 +378,7 @@ type Start struct {
 
 // WorkerSetup is what all workers of a cluster are told alike.
 type WorkerSetup struct {
+	Kind           string     `msg:"kind"`
 	Class          spec.Class `msg:"class"`
 	Main           spec.Main  `msg:"main"`
 	Config         []byte     `msg:"config"`

@@ -680,16 +680,34 @@ func (z Cancelled) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 2
-	// string "pool"
-	o = append(o, 0x82, 0xa4, 0x70, 0x6f, 0x6f, 0x6c)
-	o = msgp.AppendInt(o, z.Pool)
-	// string "spec"
-	o = append(o, 0xa4, 0x73, 0x70, 0x65, 0x63)
-	o, err = z.Spec.MarshalMsg(o)
-	if err != nil {
-		err = msgp.WrapError(err, "Spec")
-		return
+	// check for omitted fields
+	zb0001Len := uint32(3)
+	var zb0001Mask uint8 /* 3 bits */
+	_ = zb0001Mask
+	if z.Reuse == false {
+		zb0001Len--
+		zb0001Mask |= 0x4
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "pool"
+		o = append(o, 0xa4, 0x70, 0x6f, 0x6f, 0x6c)
+		o = msgp.AppendInt(o, z.Pool)
+		// string "spec"
+		o = append(o, 0xa4, 0x73, 0x70, 0x65, 0x63)
+		o, err = z.Spec.MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Spec")
+			return
+		}
+		if (zb0001Mask & 0x4) == 0 { // if not omitted
+			// string "reuse"
+			o = append(o, 0xa5, 0x72, 0x65, 0x75, 0x73, 0x65)
+			o = msgp.AppendBool(o, z.Reuse)
+		}
 	}
 	return
 }
@@ -724,6 +742,12 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Spec")
 				return
 			}
+		case "reuse":
+			z.Reuse, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Reuse")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -738,20 +762,23 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterCreate) Msgsize() (s int) {
-	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize()
+	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize
 	return
 }
 
 // MarshalMsg implements msgp.Marshaler
 func (z *ClusterInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 10
+	// map header, size 11
 	// string "number"
-	o = append(o, 0x8a, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x8b, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "name"
 	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
 	o = msgp.AppendString(o, z.Name)
+	// string "kind"
+	o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+	o = msgp.AppendString(o, z.Kind)
 	// string "pool"
 	o = append(o, 0xa4, 0x70, 0x6f, 0x6f, 0x6c)
 	o = msgp.AppendInt(o, z.Pool)
@@ -825,6 +852,12 @@ func (z *ClusterInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			z.Name, bts, err = msgp.ReadStringBytes(bts)
 			if err != nil {
 				err = msgp.WrapError(err, "Name")
+				return
+			}
+		case "kind":
+			z.Kind, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Kind")
 				return
 			}
 		case "pool":
@@ -915,7 +948,7 @@ func (z *ClusterInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterInfo) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.MasterAddr) + 12 + msgp.IntSize + 8 + msgp.ArrayHeaderSize
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 5 + msgp.IntSize + 12 + msgp.StringPrefixSize + len(z.MasterAddr) + 12 + msgp.IntSize + 8 + msgp.ArrayHeaderSize
 	for za0001 := range z.Workers {
 		s += z.Workers[za0001].Msgsize()
 	}
@@ -928,15 +961,19 @@ func (z *ClusterInfo) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
-func (z ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
+func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(3)
-	var zb0001Mask uint8 /* 3 bits */
+	zb0001Len := uint32(4)
+	var zb0001Mask uint8 /* 4 bits */
 	_ = zb0001Mask
-	if z.Drain == 0 {
+	if z.Kind == "" {
 		zb0001Len--
 		zb0001Mask |= 0x4
+	}
+	if z.Drain == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x8
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -950,6 +987,11 @@ func (z ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 		o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
 		o = msgp.AppendString(o, z.Name)
 		if (zb0001Mask & 0x4) == 0 { // if not omitted
+			// string "kind"
+			o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+			o = msgp.AppendString(o, z.Kind)
+		}
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
 			// string "drain"
 			o = append(o, 0xa5, 0x64, 0x72, 0x61, 0x69, 0x6e)
 			o = msgp.AppendFloat64(o, z.Drain)
@@ -988,6 +1030,12 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Name")
 				return
 			}
+		case "kind":
+			z.Kind, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Kind")
+				return
+			}
 		case "drain":
 			z.Drain, bts, err = msgp.ReadFloat64Bytes(bts)
 			if err != nil {
@@ -1007,8 +1055,8 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 }
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
-func (z ClusterRef) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 6 + msgp.Float64Size
+func (z *ClusterRef) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + msgp.Float64Size
 	return
 }
 
@@ -1201,6 +1249,81 @@ func (z *Empty) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z Empty) Msgsize() (s int) {
 	s = 1
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *Engines) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "engines"
+	o = append(o, 0x81, 0xa7, 0x65, 0x6e, 0x67, 0x69, 0x6e, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Engines)))
+	for za0001 := range z.Engines {
+		o, err = z.Engines[za0001].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Engines", za0001)
+			return
+		}
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Engines) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "engines":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Engines")
+				return
+			}
+			if cap(z.Engines) >= int(zb0002) {
+				z.Engines = (z.Engines)[:zb0002]
+			} else {
+				z.Engines = make([]spec.Engine, zb0002)
+			}
+			for za0001 := range z.Engines {
+				bts, err = z.Engines[za0001].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Engines", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Engines) Msgsize() (s int) {
+	s = 1 + 8 + msgp.ArrayHeaderSize
+	for za0001 := range z.Engines {
+		s += z.Engines[za0001].Msgsize()
+	}
 	return
 }
 
@@ -2280,6 +2403,77 @@ func (z Moving) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z *Names) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "names"
+	o = append(o, 0x81, 0xa5, 0x6e, 0x61, 0x6d, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Names)))
+	for za0001 := range z.Names {
+		o = msgp.AppendString(o, z.Names[za0001])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Names) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "names":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Names")
+				return
+			}
+			if cap(z.Names) >= int(zb0002) {
+				z.Names = (z.Names)[:zb0002]
+			} else {
+				z.Names = make([]string, zb0002)
+			}
+			for za0001 := range z.Names {
+				z.Names[za0001], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Names", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Names) Msgsize() (s int) {
+	s = 1 + 6 + msgp.ArrayHeaderSize
+	for za0001 := range z.Names {
+		s += msgp.StringPrefixSize + len(z.Names[za0001])
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 7
@@ -2911,8 +3105,8 @@ func (z *PlanRequest) Msgsize() (s int) {
 func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(7)
-	var zb0001Mask uint8 /* 7 bits */
+	zb0001Len := uint32(8)
+	var zb0001Mask uint8 /* 8 bits */
 	_ = zb0001Mask
 	if z.CPUs == 0 {
 		zb0001Len--
@@ -2929,6 +3123,10 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Accelerator == "" {
 		zb0001Len--
 		zb0001Mask |= 0x40
+	}
+	if z.Node == "" {
+		zb0001Len--
+		zb0001Mask |= 0x80
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -2967,6 +3165,11 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "accelerator_type"
 			o = append(o, 0xb0, 0x61, 0x63, 0x63, 0x65, 0x6c, 0x65, 0x72, 0x61, 0x74, 0x6f, 0x72, 0x5f, 0x74, 0x79, 0x70, 0x65)
 			o = msgp.AppendString(o, z.Accelerator)
+		}
+		if (zb0001Mask & 0x80) == 0 { // if not omitted
+			// string "node"
+			o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+			o = msgp.AppendString(o, z.Node)
 		}
 	}
 	return
@@ -3054,6 +3257,12 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Accelerator")
 				return
 			}
+		case "node":
+			z.Node, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Node")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3075,7 +3284,7 @@ func (z *PoolCreate) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
 		}
 	}
-	s += 17 + msgp.StringPrefixSize + len(z.Accelerator)
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node)
 	return
 }
 
@@ -3369,9 +3578,9 @@ func (z *Progress) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Ready) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 3
+	// map header, size 4
 	// string "pid"
-	o = append(o, 0x83, 0xa3, 0x70, 0x69, 0x64)
+	o = append(o, 0x84, 0xa3, 0x70, 0x69, 0x64)
 	o = msgp.AppendInt(o, z.Pid)
 	// string "description"
 	o = append(o, 0xab, 0x64, 0x65, 0x73, 0x63, 0x72, 0x69, 0x70, 0x74, 0x69, 0x6f, 0x6e)
@@ -3388,6 +3597,16 @@ func (z *Ready) MarshalMsg(b []byte) (o []byte, err error) {
 		o, err = z.Info.MarshalMsg(o)
 		if err != nil {
 			err = msgp.WrapError(err, "Info")
+			return
+		}
+	}
+	// string "engines"
+	o = append(o, 0xa7, 0x65, 0x6e, 0x67, 0x69, 0x6e, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Engines)))
+	for za0001 := range z.Engines {
+		o, err = z.Engines[za0001].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Engines", za0001)
 			return
 		}
 	}
@@ -3441,6 +3660,25 @@ func (z *Ready) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "engines":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Engines")
+				return
+			}
+			if cap(z.Engines) >= int(zb0002) {
+				z.Engines = (z.Engines)[:zb0002]
+			} else {
+				z.Engines = make([]spec.Engine, zb0002)
+			}
+			for za0001 := range z.Engines {
+				bts, err = z.Engines[za0001].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Engines", za0001)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3460,6 +3698,10 @@ func (z *Ready) Msgsize() (s int) {
 		s += msgp.NilSize
 	} else {
 		s += z.Info.Msgsize()
+	}
+	s += 8 + msgp.ArrayHeaderSize
+	for za0001 := range z.Engines {
+		s += z.Engines[za0001].Msgsize()
 	}
 	return
 }
@@ -5339,9 +5581,9 @@ func (z *WorkerBack) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *WorkerInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 11
+	// map header, size 12
 	// string "number"
-	o = append(o, 0x8b, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x8c, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "rank"
 	o = append(o, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
@@ -5385,6 +5627,16 @@ func (z *WorkerInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "restarts"
 	o = append(o, 0xa8, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
 	o = msgp.AppendInt(o, z.Restarts)
+	// string "engines"
+	o = append(o, 0xa7, 0x65, 0x6e, 0x67, 0x69, 0x6e, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Engines)))
+	for za0002 := range z.Engines {
+		o, err = z.Engines[za0002].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Engines", za0002)
+			return
+		}
+	}
 	return
 }
 
@@ -5520,6 +5772,25 @@ func (z *WorkerInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Restarts")
 				return
 			}
+		case "engines":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Engines")
+				return
+			}
+			if cap(z.Engines) >= int(zb0004) {
+				z.Engines = (z.Engines)[:zb0004]
+			} else {
+				z.Engines = make([]spec.Engine, zb0004)
+			}
+			for za0002 := range z.Engines {
+				bts, err = z.Engines[za0002].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Engines", za0002)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -5534,16 +5805,22 @@ func (z *WorkerInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *WorkerInfo) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.IntSize + 10 + msgp.StringPrefixSize + len(z.NodeName) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (20 + msgp.IntSize + msgp.IntSize + msgp.IntSize)) + 4 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.State) + 9 + msgp.StringPrefixSize + len(z.LogFile) + 9 + msgp.IntSize
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.IntSize + 10 + msgp.StringPrefixSize + len(z.NodeName) + 8 + msgp.StringPrefixSize + len(z.Address) + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (20 + msgp.IntSize + msgp.IntSize + msgp.IntSize)) + 4 + msgp.IntSize + 6 + msgp.StringPrefixSize + len(z.State) + 9 + msgp.StringPrefixSize + len(z.LogFile) + 9 + msgp.IntSize + 8 + msgp.ArrayHeaderSize
+	for za0002 := range z.Engines {
+		s += z.Engines[za0002].Msgsize()
+	}
 	return
 }
 
 // MarshalMsg implements msgp.Marshaler
 func (z *WorkerSetup) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 11
+	// map header, size 12
+	// string "kind"
+	o = append(o, 0x8c, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+	o = msgp.AppendString(o, z.Kind)
 	// string "class"
-	o = append(o, 0x8b, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
+	o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
 	o, err = z.Class.MarshalMsg(o)
 	if err != nil {
 		err = msgp.WrapError(err, "Class")
@@ -5604,6 +5881,12 @@ func (z *WorkerSetup) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			return
 		}
 		switch msgp.UnsafeString(field) {
+		case "kind":
+			z.Kind, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Kind")
+				return
+			}
 		case "class":
 			bts, err = z.Class.UnmarshalMsg(bts)
 			if err != nil {
@@ -5684,7 +5967,7 @@ func (z *WorkerSetup) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *WorkerSetup) Msgsize() (s int) {
-	s = 1 + 6 + z.Class.Msgsize() + 5 + z.Main.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config) + 7 + msgp.StringPrefixSize + len(z.Pickle) + 16 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Cluster) + 15 + msgp.Uint32Size + 13 + msgp.StringPrefixSize + len(z.CallAddress) + 16 + msgp.StringPrefixSize + len(z.ControlAddress) + 5 + msgp.StringPrefixSize + len(z.Node) + 8 + msgp.StringPrefixSize + len(z.LogDir)
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + z.Class.Msgsize() + 5 + z.Main.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config) + 7 + msgp.StringPrefixSize + len(z.Pickle) + 16 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Cluster) + 15 + msgp.Uint32Size + 13 + msgp.StringPrefixSize + len(z.CallAddress) + 16 + msgp.StringPrefixSize + len(z.ControlAddress) + 5 + msgp.StringPrefixSize + len(z.Node) + 8 + msgp.StringPrefixSize + len(z.LogDir)
 	return
 }
 

@@ -43,11 +43,12 @@ if TYPE_CHECKING:
         WorkerDiedError,
         WorkerImportError,
     )
-    from ._handles import WorkerHandle
+    from ._handles import EngineHandle, WorkerHandle
     from ._instances import Instances
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
-    from ._resources import Outlook, Plan, ResourceManager
+    from ._resources import Outlook, Plan, ResourceManager, nodes
+    from ._service import Service, get_service, list_services, service
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
 
@@ -62,6 +63,7 @@ __all__ = [
     "DeadlockError",
     "Dispatch",
     "EncodingError",
+    "EngineHandle",
     "Execute",
     "HeadLostError",
     "Instances",
@@ -83,6 +85,7 @@ __all__ = [
     "RemoteError",
     "ResourceError",
     "ResourceManager",
+    "Service",
     "StartupError",
     "StoreFullError",
     "TaintedError",
@@ -96,9 +99,13 @@ __all__ = [
     "as_completed",
     "get",
     "get_cluster",
+    "get_service",
     "hold_ports",
     "init",
+    "list_services",
+    "nodes",
     "register",
+    "service",
     "shutdown",
     "wait",
 ]
@@ -135,6 +142,7 @@ _HOMES = {
     "TooLargeError": "_errors",
     "WorkerDiedError": "_errors",
     "WorkerImportError": "_errors",
+    "EngineHandle": "_handles",
     "WorkerHandle": "_handles",
     "Instances": "_instances",
     "Ref": "_refs",
@@ -147,6 +155,11 @@ _HOMES = {
     "Outlook": "_resources",
     "Plan": "_resources",
     "ResourceManager": "_resources",
+    "nodes": "_resources",
+    "Service": "_service",
+    "get_service": "_service",
+    "list_services": "_service",
+    "service": "_service",
     "Broadcast": "_values",
     "PerRank": "_values",
     "RankInfo": "_worker",

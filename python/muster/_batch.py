@@ -487,8 +487,9 @@ class Batch:
         return payload
 
     @staticmethod
-    def _decode(payload: Any, bufs: Sequence[Any]) -> Batch:
-        """The batch of a payload and its own buffers. Opens none of its objects."""
+    def _decode(payload: Any, bufs: Sequence[Any]) -> Any:
+        """The batch of a payload and its own buffers. Opens none of its objects. Where it
+        stands for an object of another class, that is made of it."""
         fields = _rows.fields(payload)
         if type(fields) is list and len(fields) == 4:
             one = _legs.one_of(fields, bufs)
@@ -513,7 +514,7 @@ class Batch:
         made = Batch._of(rows, parts, cut, metas)
         if _wire.Reference not in map(type, bufs):
             made._came = bytes(payload), bufs
-        return made
+        return _metas.adopted(made, metas[0]) if metas else made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         import pickle

@@ -14,13 +14,13 @@ from typing import Any
 from . import _errors, _objects, _values, _wire
 from ._client import Connection
 from ._marks import Mark
-from ._methods import Method, check_per_rank, unknown_method
+from ._methods import Method, check_per_rank, engine_method, unknown_method
 from ._refs import PENDING, Ref, seconds
 from ._unanswered import Due, Hold, MovedOn
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
-_SPLIT, _WAITING, _MARKED, _KEEP = 1, 2, 4, 8
+_SPLIT, _WAITING, _MARKED, _KEEP, _WHOLE = 1, 2, 4, 8, 16
 
 #: Seconds beyond a call's own deadline after which the head itself counts as stuck.
 _HEAD_LATE = 30.0
@@ -38,6 +38,7 @@ class Group:
         "_routes",
         "class_name",
         "connection",
+        "engines",
         "methods",
         "name",
         "number",
@@ -53,6 +54,7 @@ class Group:
         self.world = len(info["workers"])
         self.class_name = str(description["class"]).removeprefix("__muster_main__.")
         self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
+        self.engines: bool = description.get("engines", False)
         self.pickle = pickle
         self._routes: dict[tuple[str, int, int, int], bytes] = {}
 
@@ -62,6 +64,9 @@ class Group:
         if found is None:
             if not isinstance(name, str):
                 raise TypeError(f"a method is called by its name, not by {name!r}")
+            if self.engines and "/" in name:
+                found = self.methods[name] = engine_method(name)
+                return found
             raise unknown_method(self.class_name, name, self.methods)
         return found
 
@@ -78,7 +83,8 @@ class Group:
         """Call and wait for the answer."""
         if timeout is not None:
             timeout = seconds(timeout)
-        ref = self._send(method, how, rank, args, kwargs, timeout, _WAITING, finish)
+        flags = _WAITING | _WHOLE if timeout is None and self.connection.stalls() else _WAITING
+        ref = self._send(method, how, rank, args, kwargs, timeout, flags, finish)
         if timeout is None:
             self.connection.wait_one(ref)
         elif not self.connection.wait_one(ref, monotonic() + timeout + _HEAD_LATE):
@@ -107,13 +113,14 @@ class Group:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         timeout: float | None,
+        how: int = EVERY_RANK,
     ) -> list[Ref]:
-        """Call every rank, and return one ref per rank."""
+        """Call every rank, and return one ref per rank: of what it returned."""
         flags = _SPLIT | _KEEP
         while True:
             with self.connection.holding_acks() as hold:
                 route, payload, buffers, due = self._encode(
-                    method, EVERY_RANK, _ALL, args, kwargs, timeout, flags, hold=hold
+                    method, how, _ALL, args, kwargs, timeout, flags, hold=hold
                 )
                 ranks = range(self.world)
                 try:

@@ -52,6 +52,8 @@ class Connection(Sender):
         self._closing = False
         self._cut_stream: _wire.FrameStream | None = None  # the last that ended
         self._refusal = ""  # why the head hung up, in its own words
+        #: In a worker, the thread of the event loop that all its calls run on; else 0.
+        self.loop_thread = 0
 
     # --- calls -----------------------------------------------------------
 
@@ -157,15 +159,21 @@ class Connection(Sender):
         """The call that the caller runs in; 0 outside workers."""
         return 0 if self._current_call is None else self._current_call()
 
-    def tell_waiting(self, refs: Iterable[Ref]) -> None:
+    def stalls(self) -> bool:
+        """Whether a wait of this thread's holds up all that its worker runs, though it runs
+        several calls."""
+        return self.loop_thread != 0 and threading.get_ident() == self.loop_thread
+
+    def tell_waiting(self, refs: Iterable[Ref], blocks: bool = False) -> None:
         """In a worker, tell the head what this call waits for, so that it sees cycles."""
         if self._current_call is None:
             return
         parent = self._current_call()
         ids = sorted({ref._id for ref in refs if ref._state == PENDING})
         if parent and ids:
-            self._unanswered.note_wait(parent, ids)
-            self._send(_wire.KIND_WAIT, parent, _wire.pack(ids))
+            flags = _wire.FLAG_WHOLE if blocks and self.stalls() else 0
+            self._unanswered.note_wait(parent, ids, flags)
+            self._send(_wire.KIND_WAIT, parent, _wire.pack(ids), flags=flags)
 
     def arrival(self, ref: Ref) -> Generator[Any, None, None]:
         """What ``await ref`` waits on: the ref is done when it returns."""

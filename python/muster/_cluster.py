@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
@@ -53,6 +54,8 @@ class Cluster:
         if isinstance(worker_cls, type):
             check_class(worker_cls)
         connection = _context.connection(f"Cluster({name!r})")
+        if resource_manager is None:
+            resource_manager = config.resource_manager
         if resource_manager is None:
             resource_manager = _pool_for(config)
         elif not isinstance(resource_manager, ResourceManager):
@@ -342,10 +345,10 @@ def _pool_for(config: WorkerConfig) -> ResourceManager:
             f"device_mapping={config.device_mapping!r} names devices of a pool: pass "
             "resource_manager=ResourceManager(num_gpus_per_node=..., num_nodes=...)"
         )
-    return ResourceManager(num_gpus_per_node=0, num_nodes=1)
+    return ResourceManager(num_gpus_per_node=0, num_nodes=1, node=config.node)
 
 
-def describe_class(worker_cls: type | str) -> dict[str, Any]:
+def describe_class(worker_cls: type | str, what: str = "worker_cls") -> dict[str, Any]:
     """Where workers find the class: by import path, or by value where they cannot import it."""
     if isinstance(worker_cls, str):
         module, colon, name = worker_cls.partition(":")
@@ -353,9 +356,7 @@ def describe_class(worker_cls: type | str) -> dict[str, Any]:
             module, name = "", worker_cls
         return {"module": module, "name": name, "pickle": b""}
     if not isinstance(worker_cls, type):
-        raise TypeError(
-            f"worker_cls is a class, or a path as 'pkg.module.Class', not {worker_cls!r}"
-        )
+        raise TypeError(f"{what} is a class, or a path as 'pkg.module.Class', not {worker_cls!r}")
     module, name = worker_cls.__module__, worker_cls.__qualname__
     in_main = module in _pickling.MAINS
     if "<locals>" not in name and not (in_main and not _values.main_importable()):
@@ -372,15 +373,23 @@ def describe_class(worker_cls: type | str) -> dict[str, Any]:
 
 def encode_config(config: WorkerConfig) -> bytes:
     """The configuration as a value in one piece."""
-    buffers: list[Any] = []
     pickle = config.to_spec("")["pickle"]
-    body = _values.encode(config, buffers, pickle)
+    if config.resource_manager is not None:  # which says where workers go, and not with them
+        config = copy(config)
+        config.resource_manager = None
+    return encode_in_one(config, pickle, "worker_config")
+
+
+def encode_in_one(value: Any, pickle: str, what: str) -> bytes:
+    """A value that goes with the cluster's description, and is kept with it: in one piece."""
+    buffers: list[Any] = []
+    body = _values.encode(value, buffers, pickle)
     if not buffers:
         return body
     if pickle != "on":
         raise _errors.EncodingError(
-            'worker_config holds arrays, which need pickle there, and it says pickle="off"'
+            f'{what} holds arrays, which need pickle there, and it says pickle="off"'
         )
-    data, _ = _pickling.dumps(config)
+    data, _ = _pickling.dumps(value)
     packed: bytes = msgpack.packb(msgpack.ExtType(_values.PICKLE, struct.pack("<II", 0, 0) + data))
     return packed

@@ -13,9 +13,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _errors
+
+if TYPE_CHECKING:
+    from ._resources import ResourceManager
 
 _SIZES = {
     "tp": ("tensor_model_parallel_size", "tensor_parallel_size"),
@@ -84,6 +87,12 @@ class WorkerConfig:
     restart_window: float | None = None
     #: Lets the devices of one worker lie on several nodes.
     span_nodes: bool = False
+    #: The node of the pool that CPU workers run on, by name; by default they are spread.
+    node: str | None = None
+    #: The pool; `Cluster` also takes it as an argument of its own.
+    resource_manager: ResourceManager | None = field(default=None, repr=False, compare=False)
+    #: Lets ``env`` set the variables, too, that Muster sets for each rank.
+    rank_env: bool = False
     #: "inherit" gives the workers Ray's token, so that they can use Ray themselves.
     ray: str = ""
     #: Ray's runtime_env: env_vars, working_dir and py_modules everywhere; pip, uv, conda and
@@ -148,8 +157,10 @@ class WorkerConfig:
             "mapping": listed,
             "devices_per_worker": _integer("num_gpus_per_worker", self.num_gpus_per_worker),
             "span_nodes": bool(self.span_nodes),
+            "node": _text("node", self.node or ""),
             "shape": self.shape(),
             "env": self.environment(),
+            "rank_env": bool(self.rank_env),
             "max_concurrency": _count("max_concurrency", self.max_concurrency),
             "start": _text("start", self.start),
             "visible_devices": _text("visible_devices", self.visible_devices),

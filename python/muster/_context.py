@@ -127,6 +127,7 @@ class WorkerContext:
         self.token = token
         self.number = number
         self.current_call = current_call
+        self.loop_thread = 0
         self.connection: Connection | None = None
 
 
@@ -259,6 +260,12 @@ def set_worker(address: str, token: str, number: int, current_call: Callable[[],
     _process.session = None
     _process.forked = False
     _install_fork_hook()
+
+
+def runs_calls_on_a_loop() -> None:
+    """In a worker: its calls run on an event loop, on the thread that says so."""
+    if _process.worker is not None:
+        _process.worker.loop_thread = threading.get_ident()
 
 
 def connection(what: str = "a call of Muster") -> Connection:
@@ -397,6 +404,7 @@ def _worker_connection(worker: WorkerContext) -> Connection:
             stream, _ = way.dial(monotonic() + head_grace())  # it may be away just now
             dialled = Connection(stream, way, worker.current_call)
             dialled.ledger = _objects.ledger()  # its rights go by the runtime's connection
+            dialled.loop_thread = worker.loop_thread
             dialled.comeback.begin()
             worker.connection = dialled
         return worker.connection

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import _values
+from . import _errors, _values
 from ._calling import AS_REGISTERED, ONE_RANK, Group
 from ._methods import Method
 from ._refs import Ref
@@ -68,6 +68,55 @@ def _spread(method: Method, returned: Any) -> tuple[Any, Any]:
         f"{method.where}: its dispatch_fn returned {type(returned).__name__}: {returned!r:.80}; it "
         "has to return (args, kwargs), with a list of one element per rank for each argument"
     )
+
+
+class EngineHandle:
+    """An engine: a further object that a worker hosts, under a name.
+
+    ``engine.method(...)`` waits for the result, ``engine.method.remote(...)`` returns a
+    `Ref`. It can be pickled and used from other workers.
+    """
+
+    def __init__(self, worker: WorkerHandle, name: str) -> None:
+        self.worker = worker
+        self.name = name
+
+    def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Call a public method of the engine and wait for its result."""
+        return self.worker.call(_engine_path(self.name, method), *args, timeout=timeout, **kwargs)
+
+    def destroy(self) -> None:
+        """End the engine; see `WorkerHandle.destroy_engine`."""
+        self.worker.destroy_engine(self.name)
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        if name.startswith("_"):
+            raise AttributeError(f"an engine has no attribute {name!r}")
+        return RemoteMethod(self.worker, _engine_path(self.name, name))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, EngineHandle):
+            return NotImplemented
+        return (self.worker, self.name) == (other.worker, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self.worker, self.name))
+
+    def __reduce__(self) -> Any:
+        return EngineHandle, (self.worker, self.name)
+
+    def __repr__(self) -> str:
+        return f"<engine {self.name} of {self.worker!r}>"
+
+
+def _engine_path(engine: str, method: str) -> str:
+    """The method of an engine as calls name it."""
+    for what, text in (("an engine", engine), ("a method", method)):
+        if not isinstance(text, str) or not text:
+            raise TypeError(f"{what} is called by its name, not by {text!r}")
+    if method.startswith("_") or "/" in method:
+        raise _errors.MethodNotFoundError(f"{method!r} is not the name of a public method")
+    return f"{engine}/{method}"
 
 
 class RemoteMethod:
@@ -137,6 +186,50 @@ class WorkerHandle:
             raise AttributeError(f"a worker handle has no attribute {name!r}")
         self._cluster._group().method(name)  # raises for what is none
         return RemoteMethod(self, name)
+
+    # --- engines: further objects in the same process ---------------------------
+
+    def create_engine(
+        self, path: str | type, name: str, /, *args: Any, **kwargs: Any
+    ) -> EngineHandle:
+        """Make ``path(*args, **kwargs)`` in this worker, a further object under a name.
+
+        ``path`` is an import path (``"pkg.module.Class"`` or ``"pkg.module:Class"``), which
+        the worker imports, or a class. Returns an `EngineHandle`. A name that is taken is a
+        ValueError.
+        """
+        group = self._cluster._group()
+        method = group.method("muster/create_engine")
+        group.run(method, ONE_RANK, self.rank, (path, name, *args), kwargs, None)
+        return EngineHandle(self, name)
+
+    def engine(self, name: str) -> EngineHandle:
+        """A handle for an engine of this worker, by its name."""
+        return EngineHandle(self, name)
+
+    def call_engine(
+        self, name: str, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Call a public method of an engine and wait for its result."""
+        return self.call(_engine_path(name, method), *args, timeout=timeout, **kwargs)
+
+    def destroy_engine(self, name: str) -> None:
+        """End an engine: its ``destroy()`` or ``close()`` is run, if it has one."""
+        self.call("muster/destroy_engine", name)
+
+    def engines(self) -> dict[str, str]:
+        """The engines of this worker: name to class."""
+        found: dict[str, str] = self.call("muster/engines")
+        return found
+
+    def env(self) -> dict[str, str]:
+        """The living worker's environment, as it is now."""
+        found: dict[str, str] = self.call("muster/env")
+        return found
+
+    def set_env(self, env: Mapping[str, str | None]) -> None:
+        """Change variables of the living worker's environment; None takes one away."""
+        self.call("muster/set_env", dict(env))
 
     def _info(self, key: str) -> Any:
         return self._cluster._info()["workers"][self.rank][key]

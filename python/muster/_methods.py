@@ -128,6 +128,8 @@ class Method:
         elif self.cut in _BY_ROWS:
             first: tuple[str, int] | None = None
             for label, arg in _spread(args, kwargs):
+                if hasattr(type(arg), "__muster_batch__"):
+                    continue  # its rows are counted when it is sent
                 if not _is_batch(arg):
                     self._check_cuttable(label, arg)
                 elif not arg.columns:
@@ -174,6 +176,18 @@ def check_per_rank(where: str, args: Sequence[Any], kwargs: Mapping[str, Any], w
                 f"{where}: {label} is PerRank of length {len(arg.values)}, but the world size is "
                 f"{world}: it needs one element for each rank"
             )
+
+
+def engine_method(name: str) -> Method:
+    """``engine/method`` as a method: what it takes is known where the engine is."""
+    anything = [
+        {"name": "args", "kind": _REST, "default": False},
+        {"name": "kwargs", "kind": _KEYWORDS, "default": False},
+    ]
+    nothing = {"registered": False, "dispatch": "", "execute": "", "custom": b""}
+    method = Method({"name": name, "params": anything, **nothing}, "")
+    method.where = ".".join(name.rsplit("/", 1))
+    return method
 
 
 def unknown_method(class_name: str, name: str, known: Iterable[str]) -> _errors.MethodNotFoundError:

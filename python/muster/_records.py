@@ -68,7 +68,9 @@ def rebuild(module: Any, qualname: Any, fields: Any) -> Any:
     """A record from the wire. EncodingError where its class is not here or differs."""
     if not (isinstance(module, str) and isinstance(qualname, str) and isinstance(fields, dict)):
         raise ProtocolError("a dataclass is [module, name, fields]")
-    cls = _find(module, qualname)
+    cls = find(module, qualname)
+    if not hasattr(cls, "__dataclass_fields__"):
+        raise EncodingError(f"{module}.{qualname} was sent as a dataclass, but is none here")
     names = _names(cls)
     if names is None or fields.keys() != names.keys():
         raise EncodingError(
@@ -84,7 +86,8 @@ def rebuild(module: Any, qualname: Any, fields: Any) -> Any:
     return record
 
 
-def _find(module: str, qualname: str) -> Any:
+def find(module: str, qualname: str) -> Any:
+    """The class of something that was sent. EncodingError where it is not here."""
     home: Any = sys.modules.get(module)
     if home is None and module in MAINS:
         # The script's module has one name in the controller, another in workers.
@@ -95,9 +98,9 @@ def _find(module: str, qualname: str) -> Any:
             found = getattr(found, name)
     except Exception as error:
         raise EncodingError(
-            f"the dataclass {module}.{qualname} cannot be imported here "
+            f"the class {module}.{qualname} cannot be imported here "
             f"({type(error).__name__}: {error}): both sides need the module"
         ) from None
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
-        raise EncodingError(f"{module}.{qualname} was sent as a dataclass, but is none here")
+    if not isinstance(found, type):
+        raise EncodingError(f"{module}.{qualname} was sent as a class, but is none here")
     return found

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from . import _errors, _values, _wire
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ._client import Connection
 
 PENDING = 0
@@ -83,6 +85,12 @@ class Ref:
             return False
         self._connection.cancel(self._id, kill)
         return True
+
+    def future(self) -> Future[Any]:
+        """The same as a future of the standard library, for code that wants one."""
+        from ._futures import of
+
+        return of(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._state == PENDING:
@@ -323,7 +331,7 @@ def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_fai
         return True
     # All that are pending are of one connection: the end of a session fails its refs.
     connection = tally.left[0]._connection
-    connection.tell_waiting(tally.left)
+    connection.tell_waiting(tally.left, deadline is None and target == len(refs))
     watchers = tally.watchers()
     for ref, watcher in watchers:
         ref.watch(watcher)
@@ -338,7 +346,7 @@ def _settle(refs: list[Ref], deadline: float | None, timeout: float | None) -> N
     """Wait for all refs or one failure; at the deadline, end the calls that are left."""
     if len(refs) == 1:
         connection = refs[0]._connection
-        connection.tell_waiting(refs)
+        connection.tell_waiting(refs, deadline is None)
         settled = connection.wait_one(refs[0], deadline)
     else:
         settled = _gather(refs, len(refs), deadline, stop_at_failure=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _context
+from . import _context, _worker
 from ._config import WorkerConfig, as_seconds, as_worker_config
 from ._environment import runtime_env_text
 
@@ -79,7 +79,10 @@ class ResourceManager:
     own), "SPREAD", "PACK" or "STRICT_PACK", where several may share a node and then count
     as one node each. With Ray's nodes the pool is a placement group of one bundle per
     node: ``cpus_per_node`` are held beside the GPUs (this machine's own are not counted),
-    and ``labels`` and ``accelerator_type`` (as "H100") choose among nodes.
+    and ``labels`` and ``accelerator_type`` (as "H100") choose among nodes. ``node`` names the one node that
+    will do, as `muster.nodes` names it.
+
+    It can be pickled: workers can make clusters in it, and it stays with who made it.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class ResourceManager:
         cpus_per_node: float = 0,
         labels: Mapping[str, str] | None = None,
         accelerator_type: str | None = None,
+        node: str | None = None,
     ) -> None:
         asked = _asked(
             num_gpus_per_node,
@@ -101,6 +105,7 @@ class ResourceManager:
             cpus_per_node=cpus_per_node,
             labels=labels,
             accelerator_type=accelerator_type,
+            node=node,
         )
         connection = _context.connection("ResourceManager()")
         with _context.waiting():
@@ -111,8 +116,18 @@ class ResourceManager:
         self.nodes: list[dict[str, Any]] = pool["nodes"]
         self._connection = connection
         self._clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
-        self._release = weakref.finalize(self, _release, connection, self.id)
+        self._release: Any = weakref.finalize(self, _release, connection, self.id)
         self._release.atexit = False  # the head releases all of a script's pools at its end
+
+    @classmethod
+    def _attach(cls, ident: int, per_node: int, nodes: list[dict[str, Any]]) -> ResourceManager:
+        """A pool that another process made and holds."""
+        self = cls.__new__(cls)
+        self.id, self.gpu_per_node, self.nodes = ident, per_node, nodes
+        self._connection = _context.connection("ResourceManager()")
+        self._clusters = weakref.WeakSet()
+        self._release = None
+        return self
 
     @staticmethod
     def outlook(
@@ -180,7 +195,8 @@ class ResourceManager:
         """End the workers on this pool and give it back. It may be called again."""
         for cluster in list(self._clusters):
             cluster.shutdown()
-        if self._release.detach() is not None and self._connection.alive():
+        ours = self._release is not None and self._release.detach() is not None
+        if ours and self._connection.alive():
             self._connection.request("pool.release", {"pool": self.id})
 
     def __enter__(self) -> ResourceManager:
@@ -190,13 +206,32 @@ class ResourceManager:
         self.destroy_placement_group()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a ResourceManager belongs to the process that made it and cannot be pickled; "
-            "pass clusters, or make one there"
-        )
+        return ResourceManager._attach, (self.id, self.gpu_per_node, self.nodes)
 
     def __repr__(self) -> str:
         return f"<muster.ResourceManager {self.num_nodes} nodes x {self.gpu_per_node} GPUs>"
+
+
+def nodes() -> list[dict[str, Any]]:
+    """All nodes that the head knows: dicts of name, address, cores, memory (bytes), devices,
+    state ("up", "lost", …), and ``here`` for the one that this process runs on."""
+    session = _context.session()
+    status = _context.connection("nodes()").request("status", {})
+    identity = _worker._identity
+    own = session.welcome.get("store_node", 0) if session is not None else -1
+    return [
+        {
+            "name": entry["node"]["name"],
+            "address": entry["node"]["address"],
+            "cores": entry["node"]["cores"],
+            "memory": entry["node"]["memory"],
+            "devices": entry["node"]["devices"],
+            "state": entry["state"],
+            "here": entry["node"]["index"] == own
+            or (identity is not None and entry["node"]["name"] == identity.node),
+        }
+        for entry in status["nodes"]
+    ]
 
 
 def _asked(
@@ -208,6 +243,7 @@ def _asked(
     cpus_per_node: float,
     labels: Mapping[str, str] | None,
     accelerator_type: str | None,
+    node: str | None = None,
 ) -> dict[str, Any]:
     """The request for a pool."""
     for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
@@ -227,6 +263,7 @@ def _asked(
         "strategy": strategy or "",
         "labels": {str(key): str(value) for key, value in (labels or {}).items()},
         "accelerator_type": accelerator_type or "",
+        "node": node or "",
     }
 
 

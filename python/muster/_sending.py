@@ -50,6 +50,7 @@ class Sender(Reader):
         buffers: Sequence[Any] = (),
         keep: bool = False,
         hold: Hold | None = None,
+        flags: int = 0,
     ) -> None:
         """Send a frame; one to ``keep`` is kept until it is answered. MovedOn where a hold is of
         a time before the head of now, and has to be made anew."""
@@ -71,7 +72,7 @@ class Sender(Reader):
                     named = _objects.name(buffers, self.ledger, self, told)
                 last = stream.gave
                 number = _AFTER[last]
-                parts: Parts = _wire.pack_frame(kind, ident, body, named, 0, number, ack)
+                parts: Parts = _wire.pack_frame(kind, ident, body, named, flags, number, ack)
                 if keep:
                     self._frames[ident] = parts
                 # A signal handler that has sent a frame just now has the number. From here on

@@ -41,7 +41,8 @@ class Unanswered:
         self._dues: dict[int, Due] = {}  # of calls that have a deadline
         self._futures: dict[int, list[int]] = {}  # what calls name
         self._answers: dict[int, dict[int, tuple[Parts, Any]]] = {}  # with what holds objects
-        self._waits: dict[int, list[int]] = {}  # of a worker's calls, by the call that they are in
+        # Of a worker's calls, by the call that they are in, with the flags of the frame.
+        self._waits: dict[int, tuple[list[int], int]] = {}
         #: Whether there is anything beside frames.
         self.more = False
 
@@ -56,11 +57,11 @@ class Unanswered:
         self.more = True
         self._dues[ident] = due
 
-    def note_wait(self, parent: int, idents: list[int]) -> None:
+    def note_wait(self, parent: int, idents: list[int], flags: int = 0) -> None:
         """A call that runs in this process says what it waits for."""
-        self._waits[parent] = idents
+        self._waits[parent] = idents, flags
         if len(self._waits) > 64:
-            self._waits = {p: ids for p, ids in self._waits.items() if self._open(ids)}
+            self._waits = {p: wait for p, wait in self._waits.items() if self._open(wait[0])}
 
     def _open(self, idents: list[int]) -> list[int]:
         return [ident for ident in idents if ident in self.frames]
@@ -155,9 +156,9 @@ class Unanswered:
 
     def waits(self) -> Iterator[Parts]:
         """What calls that run in this process wait for, still."""
-        for parent, idents in list(self._waits.items()):
+        for parent, (idents, flags) in list(self._waits.items()):
             if left := self._open(idents):
-                yield _wire.pack_frame(_wire.KIND_WAIT, parent, _wire.pack(left))
+                yield _wire.pack_frame(_wire.KIND_WAIT, parent, _wire.pack(left), flags=flags)
             else:
                 self._waits.pop(parent, None)
 

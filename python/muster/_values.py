@@ -315,6 +315,9 @@ class _Encoder:
             first = len(self.bufs)
             handle = obj._encode(self.bufs, self.pickle)
             return _ext(BATCH, _FIRST_COUNT.pack(first, len(self.bufs) - first) + handle)
+        as_batch = getattr(kind, "__muster_batch__", None)  # a class that travels as a batch
+        if as_batch is not None:
+            return self.default(as_batch(obj))
         if hasattr(kind, "__dataclass_fields__"):
             fields = _records.fields_of(obj)
             if fields is not None:

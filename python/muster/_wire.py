@@ -50,6 +50,7 @@ FLAG_CAST = 4
 FLAG_INFO = 8
 FLAG_MUTE = 16
 FLAG_AGAIN = 32
+FLAG_WHOLE = 1  # of a Wait
 
 ROLE_OWNER = "owner"
 ROLE_CONTROLLER = "controller"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from ._runtime.engines import Engines
+
 
 @dataclass
 class RankInfo:
@@ -58,10 +60,12 @@ class Identity:
     master_port: int
     rank_info: RankInfo
     node_address: str = "127.0.0.1"
+    node: str = ""
 
 
 #: Set by the worker runtime before the user's class is constructed.
 _identity: Identity | None = None
+_engines: Engines | None = None
 
 
 def _identity_from_environment() -> Identity:
@@ -161,10 +165,42 @@ class Worker:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
+    # --- engines: further objects in this process ---------------------------------
+
+    def create_engine(self, path: str | type, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Make ``path(*args, **kwargs)`` in this process, a further object under a name."""
+        _here().create(path, name, *args, **kwargs)
+
+    def engine(self, name: str, /) -> Any:
+        """The engine of that name: the object itself."""
+        return _here().get(name)
+
+    def call_engine(self, name: str, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a public method of an engine."""
+        return _here().bound(name, method)(*args, **kwargs)
+
+    def destroy_engine(self, name: str, /) -> Any:
+        """End an engine: its ``destroy()`` or ``close()`` is run, if it has one."""
+        return _here().destroy(name)
+
+    def engines(self) -> dict[str, str]:
+        """The engines of this process: name to class."""
+        return _here().classes()
+
     @staticmethod
     def hold_ports(count: int) -> list[int]:
         """Reserve ports on this node for as long as this process lives; see `muster.hold_ports`."""
         return hold_ports(count)
+
+
+def _here() -> Engines:
+    """The engines of this process."""
+    global _engines
+    if _engines is None:
+        from ._runtime.engines import Engines
+
+        _engines = Engines()
+    return _engines
 
 
 #: Sockets that keep held ports; they live as long as the process.

@@ -20,6 +20,7 @@ from .. import _errors, _objects, _values, _wire
 from .._worker import Worker
 from .board import Board, Interrupted, Refusal
 from .describe import Described
+from .engines import Engines
 from .kept import Kept
 
 #: One reply: flags of the frame, its body, its out-of-band buffers.
@@ -64,9 +65,17 @@ class Host:
     """The user's object, its public methods, and how answers about it are made."""
 
     def __init__(
-        self, obj: Any, described: Described, who: Who, board: Board, pickle: str, info: Any
+        self,
+        obj: Any,
+        described: Described,
+        who: Who,
+        board: Board,
+        pickle: str,
+        info: Any,
+        engines: Engines | None = None,
     ) -> None:
         self.obj = obj
+        self.engines = engines or Engines()
         self.names = described.names
         self.coroutines = described.coroutines
         self.who = who
@@ -92,7 +101,10 @@ class Host:
                 f"{type(error).__name__}: {error}",
             ) from error
         if name not in self.names:
-            raise Refusal("not_found", self._no_such(name))
+            method = self.engines.method(name)
+            if method is None:
+                raise Refusal("not_found", self._no_such(name))
+            return name, method, args, kwargs, origin
         return name, getattr(self.obj, name), args, kwargs, origin
 
     def other(self, frame: _wire.Frame, kept: Kept) -> None:

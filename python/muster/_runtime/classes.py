@@ -35,11 +35,25 @@ def find(where: Mapping[str, Any], main: mainmodule.MainModule) -> type:
     else:
         holder = _import(module, path)
     found = _walk(holder, module, name, path)
+    found = getattr(found, "__muster_class__", found)  # a class that was wrapped in something
     if not isinstance(found, type):
         raise Refusal(
             "import", f"{path} is {_a_kind(found)}, not a class; worker_cls names a worker class"
         )
     return found
+
+
+def named(path: Any) -> type:
+    """The class itself, or the one that a path leads to, in the script or any module."""
+    if not isinstance(path, str):
+        found = getattr(path, "__muster_class__", path)
+        if isinstance(found, type):
+            return found
+        raise Refusal("type", f"a class, or a path as 'pkg.module.Class', is needed, not {path!r}")
+    script = sys.modules.get(mainmodule.NAME)
+    if not isinstance(script, mainmodule.MainModule):
+        script = mainmodule.MainModule("", "")
+    return find({"name": path}, script)
 
 
 def construct(cls: type, config: Any) -> Any:

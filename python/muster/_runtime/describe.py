@@ -35,6 +35,7 @@ class Described:
             "methods": self.methods,
             "serial": serial,
             "doc": self.cls.__doc__ if isinstance(self.cls.__doc__, str) else "",
+            "engines": True,
         }
 
 

@@ -88,6 +88,14 @@ class Line:
         if self.given_back:
             self.flush()
 
+    def tell(self, notice: bytes) -> None:
+        """Send a notice. Where there is no head, the next one is told all anyway."""
+        with self._lock:
+            frame = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=self._number())
+            parts = [self._unsent, *frame] if self._unsent else frame
+            self._unsent = b""
+            self._send(parts)
+
     def repeat(self, leg: Leg) -> None:
         """Send a result again that did not get out, unless the next head has been told of it,
         or will be."""

@@ -9,6 +9,7 @@ connection the loop runs on, and replies wait to be told to the next head.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import socket
@@ -223,6 +224,16 @@ class Loop:
         reply = self._reply(call, name, value, error)
         value = error = args = kwargs = None
         self._end(leg, reply)
+
+    def tell(self, notice: bytes) -> None:
+        """Send a notice, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the worker with it
+            self._loop.call_soon_threadsafe(self._tell, notice)
+
+    def _tell(self, notice: bytes) -> None:
+        stream = self._way.stream
+        if stream is not None:
+            self._send(_wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=stream.number()))
 
     # --- replies out ---------------------------------------------------------
 

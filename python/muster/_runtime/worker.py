@@ -26,6 +26,7 @@ from .control import Control, Runner
 from .current import call as current
 from .current import current_call
 from .describe import Described
+from .engines import Engines, run_ending
 from .leaving import leave
 from .line import Line
 from .orders import Order
@@ -79,19 +80,20 @@ def _live(order: Order) -> None:
     # Calls that the object makes itself take a connection of their own.
     _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
 
-    try:
-        runner = _prepare(order, who, board, way, call_stream, control)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            _notify(call_stream, "failed", {"error": _failure(error, who)})
-        raise SystemExit(1) from None
-    try:
-        runner.run()
-    except _wire.FrameError as error:  # not the end of the connection
-        sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
-        raise SystemExit(1) from None
+    with contextlib.ExitStack() as farewell:  # from the moment that there is an object
+        try:
+            runner = _prepare(order, who, board, way, call_stream, control, farewell)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                _notify(call_stream, "failed", {"error": _failure(error, who)})
+            raise SystemExit(1) from None
+        try:
+            runner.run()
+        except _wire.FrameError as error:  # not the end of the connection
+            sys.stderr.write(f"{who.worker} ends, as its calls cannot be read any more: {error}\n")
+            raise SystemExit(1) from None
 
 
 def _settle(order: Order) -> None:
@@ -151,8 +153,9 @@ def _prepare(
     way: WayBack,
     stream: _wire.FrameStream,
     control: Control,
+    farewell: contextlib.ExitStack,
 ) -> Runner:
-    """Make the object and say that it can be called."""
+    """Make the object and say that it can be called; ``farewell`` gets what its end takes."""
     setup, start = order.setup, order.worker
     main = setup.get("main") or {}
     sys.argv[1:] = main.get("args") or ()
@@ -161,7 +164,9 @@ def _prepare(
     interpreter.preload(order.preload)
     cls = classes.find(setup["class"], script)
     described = Described(cls, RESERVED_NAMES)
-    config = _config(setup.get("config") or b"", who)
+    service = setup.get("kind") == "service"
+    what = "the arguments of its constructor" if service else "its worker_config"
+    config = _config(setup.get("config") or b"", who, what)
     limit = setup.get("max_concurrency") or 0
 
     loop: Any = None
@@ -171,10 +176,19 @@ def _prepare(
         # Made before the object, whose constructor may ask for it.
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
+        _context.runs_calls_on_a_loop()
 
     _worker._identity = _identity(order, who)
-    obj = classes.construct(cls, config)
-    host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"])
+    engines = _worker._engines = Engines()
+    engines.on_loop, engines.threads = loop is not None, limit > 1
+    farewell.callback(engines.end, loop)
+    if service:
+        obj = cls(*config[0], **config[1])
+        farewell.callback(run_ending, getattr(obj, "destroy", None), who.worker, engines, loop)
+    else:
+        obj = classes.construct(cls, config)
+    del config
+    host = Host(obj, described, who, board, setup.get("pickle", ""), start["info"], engines)
 
     runner: Runner
     line: Line | Loop
@@ -195,15 +209,17 @@ def _prepare(
         "pid": os.getpid(),
         "description": described.message(serial=runner.limit == 1),
         "info": host.info_if_changed(),
+        "engines": engines.told(),
     }
-    way.ready = lambda: ready | {"info": host.info_told()}
+    way.ready = lambda: ready | {"info": host.info_told(), "engines": engines.told()}
     with contextlib.suppress(OSError):  # the next head is told, then
         _notify(stream, "ready", ready)
     way.watch(line)
+    engines.changed = lambda: line.tell(_wire.pack(["engines", {"engines": engines.told()}]))
     return runner
 
 
-def _config(data: bytes, who: Who) -> Any:
+def _config(data: bytes, who: Who, what: str) -> Any:
     if not data:
         return None
     try:
@@ -211,7 +227,7 @@ def _config(data: bytes, who: Who) -> Any:
     except Exception as error:
         raise Refusal(
             "encoding",
-            f"{who.worker} could not decode its worker_config: {type(error).__name__}: {error}",
+            f"{who.worker} could not decode {what}: {type(error).__name__}: {error}",
         ) from error
 
 
@@ -226,6 +242,7 @@ def _identity(order: Order, who: Who) -> _worker.Identity:
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(env.get("MASTER_PORT") or 0),
         rank_info=_worker.RankInfo(**info),
+        node=who.node,
     )
 
 

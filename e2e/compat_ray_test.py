@@ -1,0 +1,206 @@
+"""`muster.compat.ray` does what Ray does: each case of `ray_cases.py`, on ours; on Ray itself
+too where that is there (marker ray). And what is ours alone."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import muster
+import ray_cases  # noqa: F401  (for its cases)
+import ray_roles
+from muster.compat import ray as compat
+from running import HERE, output_of, run
+
+ray: Any = compat
+#: Where the package is that is tested here.
+PACKAGE = str(Path(muster.__file__).parents[1])
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[None]:
+    ray_roles.start()
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("case", ray_roles.CASES, ids=lambda case: case.__name__)
+def test_on_muster(case: Callable[[], None]) -> None:
+    case()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_on_ray(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for sockets' sake
+        done = run(
+            sys.executable,
+            HERE / "ray_cases.py",
+            cwd=tmp_path,
+            virtual=None,
+            timeout=550,
+            RAY_CASES="ray",
+            RAY_TMPDIR=short,
+            RAY_AUTH_MODE="disabled",  # or it writes a token into the user's home
+        )
+    ran = [line for line in done.stdout.splitlines() if line.startswith("ok ")]
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert len(ran) == len(ray_roles.CASES)
+
+
+@pytest.mark.usefixtures("session")
+def test_an_actor_goes_on_after_a_method_that_was_cancelled() -> None:
+    counter = ray_roles.Counter.remote()
+    assert ray.get(counter.add.remote()) == 1
+    pending = counter.sleep.remote(60)
+    ray.wait([pending], timeout=0.3)
+    ray.cancel(pending)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(pending, timeout=60)
+    assert ray.get(counter.add.remote()) == 2
+    ray.kill(counter)
+
+
+@pytest.mark.usefixtures("session")
+def test_what_is_put_lies_in_the_store_once() -> None:
+    ref = ray.put({"rows": np.ones(1 << 20), "name": "x"})
+    (large,) = [part for part in ref._box.buffers if isinstance(part, muster.Batch)]
+    first: list[Any] = []
+    second: list[Any] = []
+    large._encode(first)
+    assert ray.get(ray_roles.total.remote(1, extra=len(ray.get(ref)))) == 3
+    large._encode(second)
+    assert first[0].right.object == second[0].right.object
+    assert ray.get(ref)["rows"].sum() == 1 << 20
+
+
+@pytest.mark.usefixtures("session")
+def test_errors_stay_errors_of_muster() -> None:
+    counter = ray_roles.Counter.options(name="of-both").remote()
+    with pytest.raises(muster.RemoteError) as caught:
+        ray.get(counter.fail.remote(1))
+    assert caught.value.node == "node-0" and "of-both" in caught.value.worker
+    with pytest.raises(muster.WorkerDiedError) as died:
+        ray.get(counter.leave.remote())
+    assert died.value.exit_code == 3 and isinstance(died.value, ray.exceptions.ActorDiedError)
+    ray.kill(counter)
+
+
+@pytest.mark.usefixtures("session")
+def test_calls_that_wait_for_each_other_are_told() -> None:
+    one, two = (ray.remote(ray_roles.Gate).remote() for _ in range(2))
+    with pytest.raises(muster.DeadlockError) as caught:
+        ray.get(one.ping.remote(two, one, 2), timeout=60)
+    assert isinstance(caught.value, ray.exceptions.RayError)
+    for actor in (one, two):
+        ray.kill(actor)
+
+
+UNEDITED = """
+import asyncio
+import os
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+@ray.remote
+class Store:
+    def __init__(self):
+        self.kept = {}
+
+    async def put(self, key, value):
+        self.kept[key] = value
+
+    async def get(self, key):
+        return self.kept[key]
+
+class Scheduler:
+    def __init__(self, cluster):
+        self.store = Store.options(name="store", get_if_exists=True, namespace="roll").remote()
+        self.cluster = cluster
+
+    async def step(self, number):
+        await self.store.put.remote("step", number)
+        found = await asyncio.gather(*[worker.double.remote(number) for worker in self.cluster])
+        return sum(found) + await self.store.get.remote("step"), ray.__file__
+
+@ray.remote
+class Worker:
+    def double(self, x):
+        return 2 * x
+"""
+
+INSTALLING = """
+import muster.compat.ray
+muster.compat.ray.install()
+import ray
+import pipeline
+
+if __name__ == "__main__":
+    ray.init(namespace="roll")
+    node = ray.get_runtime_context().get_node_id()
+    workers = [pipeline.Worker.remote() for _ in range(2)]
+    scheduler = ray.remote(pipeline.Scheduler).options(
+        name="scheduler",
+        scheduling_strategy=pipeline.NodeAffinitySchedulingStrategy(node, soft=False),
+    ).remote(workers)
+    total, home = ray.get(scheduler.step.remote(5))
+    print(total, "compat" in home, sorted(ray.util.list_named_actors()))
+"""
+
+
+def test_code_that_imports_ray_runs_unedited(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.py").write_text(UNEDITED)
+    (tmp_path / "script.py").write_text(INSTALLING)
+    done = run(sys.executable, tmp_path / "script.py", virtual="1x2", PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines()[-1] == "25 True ['scheduler', 'store']"
+
+
+NODES = """
+import muster.compat.ray as ray
+from muster.compat.ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy)
+
+@ray.remote
+class Where:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+
+if __name__ == "__main__":
+    ray.init()
+    ids = [node["NodeID"] for node in ray.nodes()]
+    assert len(ids) == 3 and ray.cluster_resources()["GPU"] == 12
+    for ident in ids:
+        strategy = NodeAffinitySchedulingStrategy(ident, soft=False)
+        assert ray.get(Where.options(scheduling_strategy=strategy).remote().node.remote()) == ident
+    group = ray.util.placement_group([{"GPU": 4}] * 3, strategy="STRICT_SPREAD")
+    ray.get(group.ready())
+    assert ray.available_resources().get("GPU", 0) == 0
+    table = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    assert sorted(table.values()) == sorted(ids)
+    for gpus in (0, 4):
+        for index, ident in table.items():
+            strategy = PlacementGroupSchedulingStrategy(group, index)
+            one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
+            assert ray.get(one.node.remote()) == ident
+    print("placed")
+"""
+
+
+def test_places_on_several_nodes(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(NODES)
+    done = run(sys.executable, tmp_path / "script.py", virtual="3x4", PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines()[-1] == "placed"
+
+
+def test_it_needs_no_ray() -> None:
+    code = "import sys, muster.compat.ray; print(sorted(m for m in sys.modules if m == 'ray'))"
+    done = run(sys.executable, "-c", code, PYTHONPATH=PACKAGE)
+    assert output_of(done) == "[]\n"

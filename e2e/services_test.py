@@ -1,0 +1,363 @@
+"""Named services: made once however many ask, called by all, gone with their script."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import muster
+import parts
+from muster import Batch, Cluster, ResourceManager, Service, WorkerConfig
+from running import BINARY, cluster, eventually, output_of, pool, run, run_script, session
+
+
+@pytest.fixture(scope="module", autouse=True)
+def head() -> Iterator[None]:
+    with session("2x4"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    for name in muster.list_services():
+        muster.get_service(name).shutdown()
+
+
+def test_any_class() -> None:
+    svc = muster.service(parts.Counter, "counter", 5, step=2)
+    assert isinstance(svc, Service)
+    assert svc.add() == 7
+    assert svc.add.remote(3).done() in (True, False)
+    assert svc.call("add", times=0) == 13
+    assert svc.call("pid") == svc.pid != os.getpid()
+    assert (svc.name, svc.worker_name, svc.node) == ("counter", "counter", "node-0")
+    assert svc.call("name") == "the class's own"
+    assert os.path.basename(svc.log_file) == "counter.log"
+    svc.shutdown()
+    svc.shutdown()
+    with pytest.raises(muster.NotFoundError, match="service counter is no more"):
+        svc.add()
+
+
+def test_by_path_and_by_name() -> None:
+    for path in ("parts.Counter", "parts:Counter"):
+        svc = muster.service(path, "by-path", 1)
+        assert svc.add() == 2
+        assert muster.get_service("by-path") == svc
+        assert muster.list_services() == ["by-path"]
+        svc.shutdown()
+    with pytest.raises(muster.NotFoundError, match='there is no service "by-path"'):
+        muster.get_service("by-path")
+    with pytest.raises(muster.WorkerImportError, match="did you mean 'Counter'"):
+        muster.service("parts.Countr", "none")
+    assert muster.list_services() == []
+
+
+def test_a_name_is_taken_once() -> None:
+    svc = muster.service(parts.Counter, "one", 1)
+    again = muster.service(parts.Counter, "one", 100)
+    assert again == svc and hash(again) == hash(svc)
+    assert again.add() == 2
+    with pytest.raises(ValueError, match='living service named "one"'):
+        muster.service(parts.Counter, "one", get_or_create=False)
+    with pool() as rm, pytest.raises(ValueError, match='live service named "one"'):
+        Cluster("one", parts.Generator, rm, WorkerConfig(world_size=1))
+    with pool() as rm, cluster(parts.Generator, rm, name="group", world_size=2):
+        with pytest.raises(ValueError, match='live cluster named "group"'):
+            muster.service(parts.Counter, "group")
+        with pytest.raises(muster.NotFoundError):
+            muster.get_service("group")
+
+
+def test_many_ask_at_once() -> None:
+    """From threads of the script and from workers, all in one moment: one is made."""
+    start = threading.Barrier(4)
+    found: list[Service] = []
+
+    def ask() -> None:
+        start.wait()
+        found.append(muster.service(parts.Counter, "shared", 0))
+
+    with pool() as rm, cluster(parts.Maker, rm, name="makers", world_size=4) as makers:
+        refs = makers.execute_all_async("make", "shared", 0)
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found += muster.get(refs)
+        assert len(found) == 8 and len(set(found)) == 1
+        assert sorted(muster.get([svc.add.remote() for svc in found])) == list(range(1, 9))
+
+
+def test_made_by_a_worker_it_lives_on() -> None:
+    with pool() as rm, cluster(parts.Maker, rm, name="maker", world_size=1) as maker:
+        svc = maker.workers[0].make("lasting", 7)
+        assert svc.add() == 8
+        assert maker.workers[0].here() == ["node-0"]
+    assert muster.get_service("lasting").add() == 9
+    assert svc.add() == 10
+
+
+def test_what_it_is_made_with() -> None:
+    """Arrays, batches, refs, handles and clusters reach the constructor."""
+    counter = muster.service(parts.Counter, "inner", 3)
+    big = np.arange(100_000.0)
+    with pool() as rm, cluster(parts.Generator, rm, name="gen", world_size=1) as gen:
+        svc = muster.service(
+            parts.Keeper,
+            "keeper",
+            counter,
+            gen,
+            gen.workers[0],
+            big,
+            Batch({"x": np.arange(4)}),
+            counter.add.remote(2),
+            rm,
+            named={1: (2, 3)},
+        )
+        assert svc.describe() == [
+            "Service",
+            "Cluster",
+            "WorkerHandle",
+            "ndarray",
+            "Batch",
+            "int",
+            "ResourceManager",
+            "dict",
+        ]
+        assert svc.call("call", 0, "add") == 6
+        assert svc.call("call", 2, "generate", 4) == 40
+        assert svc.call("call", 3, "sum") == big.sum()
+    one = muster.service(parts.Keeper, "arrays", big, big[:10])
+    assert one.sums() == [big.sum(), big[:10].sum()]
+
+
+def test_constructor_fails() -> None:
+    for _ in range(2):  # the name is free again
+        with pytest.raises(ValueError, match="not made: for a reason") as caught:
+            muster.service(parts.Refusing, "refusing", "for a reason")
+        assert "Refusing" in str(caught.value) or "not made" in str(caught.value)
+        assert isinstance(caught.value, muster.RemoteError)
+        assert "__init__" in caught.value.traceback
+    with pytest.raises(TypeError, match="stop"):
+        muster.service(parts.Counter, "refusing", stop=1)
+    assert muster.service(parts.Counter, "refusing").add() == 1
+
+
+def test_errors_of_methods() -> None:
+    svc = muster.service(parts.Counter, "c")
+    with pytest.raises(KeyError, match="why not") as caught:
+        svc.fail("why not")
+    assert isinstance(caught.value, muster.RemoteError)
+    assert caught.value.worker == "c"
+    with pytest.raises(AttributeError, match="did you mean 'add'"):
+        svc.ad()
+    with pytest.raises(AttributeError):
+        svc._hidden()
+    with pytest.raises(TypeError, match=r"add\(times=\.\.\.\)"):
+        svc.add(1, 2)
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(ValueError, match="a name has 1 to 100"):
+        muster.service(parts.Counter, "with/slash")
+    with pytest.raises(TypeError, match="a class, or a path"):
+        muster.service(parts.Counter(), "object")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="name is text"):
+        muster.service(parts.Counter, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a service is one process"):
+        muster.service(parts.Counter, "two", config=WorkerConfig(world_size=2))
+    with pytest.raises(ValueError, match="WorkerConfig\\(resource_manager"):
+        muster.service(parts.Counter, "gpu", config=WorkerConfig(device_mapping=[0]))
+    with pytest.raises(ValueError, match="is a program"):
+        muster.service("exec:/bin/true", "program")
+    with pytest.raises(muster.ResourceError, match='there is no node "node-7"'):
+        muster.service(parts.Counter, "far", config=WorkerConfig(node="node-7"))
+    assert muster.list_services() == []
+
+
+@pytest.mark.chaos
+def test_killed() -> None:
+    svc = muster.service(parts.Counter, "mortal", 1)
+    os.kill(svc.pid, signal.SIGKILL)
+    with pytest.raises(muster.WorkerDiedError, match="mortal on node-0 died: killed by SIGKILL"):
+        for _ in range(100):
+            svc.add()
+    with pytest.raises(muster.NotFoundError):
+        muster.get_service("mortal")
+    assert muster.list_services() == []
+    fresh = muster.service(parts.Counter, "mortal", 10)
+    assert fresh != svc
+    assert fresh.add() == 11
+    with pytest.raises(muster.NotFoundError, match="service mortal is no more"):
+        svc.add()
+    os.kill(fresh.pid, signal.SIGKILL)
+    assert eventually(lambda: muster.list_services() == [])
+    assert muster.service(parts.Counter, "mortal", 20, get_or_create=False).add() == 21
+
+
+@pytest.mark.chaos
+def test_restarted() -> None:
+    """With on_failure it is made again as it was, under its name."""
+    svc = muster.service(
+        parts.Counter, "phoenix", 5, config=WorkerConfig(on_failure="restart_worker")
+    )
+    assert svc.add() == 6
+    os.kill(svc.pid, signal.SIGKILL)
+    assert eventually(lambda: _added(svc) == 6)
+    assert muster.get_service("phoenix") == svc
+
+
+def _added(svc: Service) -> int:
+    try:
+        return int(svc.add())
+    except muster.WorkerDiedError:
+        return 0
+
+
+def test_config() -> None:
+    config = WorkerConfig(env={"COLOUR": "blue", "RANK": "7"}, node="node-1")
+    svc = muster.service(parts.Counter, "config", config=config)
+    assert (svc.environment("COLOUR"), svc.environment("RANK"), svc.node) == ("blue", "7", "node-1")
+    with ResourceManager(4, 2) as rm:
+        config = WorkerConfig(device_mapping=[5, 6], resource_manager=rm)
+        gpu = muster.service(parts.Counter, "gpu", config=config)
+        assert gpu.environment("CUDA_VISIBLE_DEVICES") == "1,2"
+        assert gpu.node == "node-1"
+
+
+def test_handles_travel() -> None:
+    svc = muster.service(parts.Counter, "pickled", 1)
+    copy: Service = pickle.loads(pickle.dumps(svc))
+    assert copy == svc and copy.name == "pickled" and copy.add() == 2
+    keeper = muster.service(parts.Keeper, "holder", svc)
+    assert keeper.call("call", 0, "add") == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "concurrency"), [(parts.Scheduler, 16), (parts.AsyncScheduler, None)]
+)
+def test_a_scheduler_that_holds_a_cluster(kind: Any, concurrency: int | None) -> None:
+    """It calls workers, which call it back while its own call is out, and it answers others."""
+    with pool() as rm, cluster(parts.Generator, rm, name="infer", world_size=2) as infer:
+        svc = muster.service(
+            kind, "scheduler", infer, config=WorkerConfig(max_concurrency=concurrency)
+        )
+        wanted = [i * 10 + i % 2 for i in range(20)]
+        ref = svc.get_batch.remote(20)
+        assert 0 <= svc.state() <= 20
+        assert muster.get(ref, timeout=60) == wanted
+        assert svc.state() == 20
+        svc.shutdown()
+
+
+def test_workers_that_call_workers() -> None:
+    """Trainers push to inference workers by the handles that they were given."""
+    with (
+        ResourceManager(4, 2) as rm,
+        cluster(parts.Trainer, rm, name="train", device_mapping="0-3") as train,
+        cluster(parts.Generator, rm, name="infer", device_mapping="4-7") as infer,
+    ):
+        train.setup(infer.workers)
+        assert sorted(rank for told in train.push(0.5) for rank in told) == [0, 1, 2, 3]
+        assert infer.get_weights() == [0.5] * 4
+
+
+def test_called_back_while_it_waits() -> None:
+    """A class that runs one call at a time cannot be; one that runs several can."""
+    muster.service(parts.Back, "back")
+    muster.service(parts.Pair, "pair", "back")
+    with pytest.raises(muster.DeadlockError, match="would never end"):
+        muster.get_service("pair").outer()
+    muster.get_service("pair").shutdown()
+    for kind, concurrency in ((parts.Pair, 4), (parts.AsyncPair, None)):
+        config = WorkerConfig(max_concurrency=concurrency)
+        pair = muster.service(kind, "pair", "back", config=config)
+        assert pair.outer(timeout=30) == "back inner"
+        pair.shutdown()
+
+
+def test_a_stalled_loop_is_told_of() -> None:
+    """A wait that blocks the loop, for who then calls back, fails at once; and it goes on."""
+    muster.service(parts.Back, "back")
+    pair = muster.service(parts.Stalling, "pair", "back")
+    for method in ("outer", "later"):
+        with pytest.raises(muster.DeadlockError, match="would never end"):
+            pair.call(method)
+        assert pair.inner() == "inner"
+
+
+def test_one_that_asks_for_itself() -> None:
+    with pytest.raises(muster.DeadlockError, match="asks for itself while it is made"):
+        muster.service(parts.Narcissus, "narcissus")
+
+
+@pytest.mark.parametrize("kind", [parts.Keeper, parts.AsyncKeeper])
+def test_destroy_at_the_end(kind: Any, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    svc = muster.service(kind, "ending", farewell=str(said))
+    svc.shutdown()
+    assert said.read_text() == f"{kind.__name__}\n"
+    svc = muster.service(parts.Keeper, "ending", farewell=str(said))
+    ref = svc.stay.remote()
+    svc.shutdown()  # inside a call
+    assert said.read_text().splitlines() == [kind.__name__, "Keeper"]
+    with pytest.raises(muster.WorkerDiedError):
+        muster.get(ref)
+
+
+def test_status() -> None:
+    muster.service(parts.Counter, "shown")
+    done = run(BINARY, "status", "--json", virtual=None)
+    [view] = [s for s in json.loads(done.stdout) if s["owner_pid"] == os.getpid()]
+    [found] = [c for c in view["clusters"] if c["name"] == "shown"]
+    assert found["kind"] == "service"
+    text = run(BINARY, "status", "--session", view["session"], virtual=None).stdout
+    assert any(
+        line.split() == ["shown", "ready", "on", "node-0", "parts.Counter", "CPU"]
+        for line in text.splitlines()
+    ), text
+
+
+MAIN = """
+class Local:
+    def __init__(self, n):
+        self.n = n
+    def twice(self):
+        return Pair(self.n, self.n)
+
+class Pair:
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+class Asks(Worker):
+    def ask(self):
+        return muster.service(Local, "local", 100).twice().a
+
+if __name__ == "__main__":
+    svc = muster.service(Local, "local", 4)
+    pair = svc.twice()
+    assert isinstance(pair, Pair), type(pair)
+    with Cluster("asks", Asks, worker_config=WorkerConfig(world_size=1)) as asks:
+        print(pair.a, asks.workers[0].ask())
+"""
+
+
+def test_classes_of_the_script(tmp_path: Path) -> None:
+    assert output_of(run_script(tmp_path, MAIN)).split() == ["4", "4"]
+    source = (
+        "import muster\nclass A:\n    def f(self): return 3\nprint(muster.service(A, 'a').f())\n"
+    )
+    assert output_of(run(sys.executable, "-c", source)).strip() == "3"

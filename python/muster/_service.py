@@ -1,0 +1,143 @@
+"""Named services: one object of any class, in a process of its own, found by its name.
+
+Owns what a user sees of one. Who makes it and who finds it is the head's to
+decide, in one step for all who ask at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import _context, _errors
+from ._cluster import Cluster, describe_class, encode_in_one
+from ._config import WorkerConfig, as_worker_config, command_of
+from ._environment import describe_runtime
+from ._handles import WorkerHandle
+from ._refs import Ref, get
+from ._resources import ResourceManager
+
+_KIND = "service"
+
+
+class Service(WorkerHandle):
+    """A service: ``service.method(...)`` waits for the result, ``service.method.remote(...)``
+    returns a `Ref`.
+
+    Every public method of its class can be called; ``service.call("name", ...)`` is for one
+    that is called as an attribute of this class is. It can be pickled and called from any
+    worker.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster, 0)
+
+    @property
+    def name(self) -> str:
+        """The name that it is found by."""
+        return self._cluster.name
+
+    def shutdown(self) -> None:
+        """End its process; its name is free then. It may be called again."""
+        self._cluster.shutdown()
+
+    def __reduce__(self) -> Any:
+        return Service, (self._cluster,)
+
+    def __repr__(self) -> str:
+        return f"<muster.Service {self.name}>"
+
+
+def service(
+    cls: type | str,
+    name: str,
+    /,
+    *args: Any,
+    get_or_create: bool = True,
+    config: WorkerConfig | Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Service:
+    """The service of that name; where there is none, ``cls(*args, **kwargs)`` in a new process.
+
+    ``cls`` is any class, or its import path. Two who ask at once get one and the same. With
+    ``get_or_create=False`` a name that is taken is a ValueError. A service can be made and
+    found by the script and by every worker; it lives until `Service.shutdown`, or as long as
+    the script. ``config`` says what surrounds it: environment, interpreter,
+    ``max_concurrency``, devices (with ``resource_manager``); by default it is a CPU worker.
+    """
+    return create(cls, name, args, kwargs, config=config, get_or_create=get_or_create)
+
+
+def create(
+    cls: type | str,
+    name: str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    config: WorkerConfig | Mapping[str, Any] | None = None,
+    get_or_create: bool = True,
+) -> Service:
+    """As `service`, with the constructor's arguments apart from its own."""
+    if not isinstance(name, str):
+        raise TypeError(f"a service's name is text, not {name!r}")
+    if command_of(cls):
+        raise ValueError(f"{cls!r} is a program; a service hosts an object of a class")
+    config = WorkerConfig() if config is None else as_worker_config(config)
+    connection = _context.connection(f"service({name!r})")
+    where = describe_class(cls, "a service's class")
+    if get_or_create:
+        try:
+            return get_service(name)
+        except _errors.NotFoundError:
+            pass
+    spec = config.to_spec(name)
+    given = (tuple(map(_value, args)), {key: _value(arg) for key, arg in (kwargs or {}).items()})
+    spec["kind"] = _KIND
+    spec["class"] = where
+    spec["config"] = encode_in_one(given, spec["pickle"], f"the arguments of service {name}")
+    spec["runtime"] = describe_runtime(
+        python=config.python,
+        working_dir=config.working_dir,
+        py_modules=config.py_modules,
+        preload=config.preload,
+        ray=config.ray,
+        runtime_env=config.runtime_env,
+    )
+    pool = config.resource_manager
+    if pool is None:
+        if config.device_mapping is not None:
+            raise ValueError(
+                f"device_mapping={config.device_mapping!r} names devices of a pool: say which by "
+                "WorkerConfig(resource_manager=ResourceManager(...))"
+            )
+        pool = ResourceManager(num_gpus_per_node=0, num_nodes=1, node=config.node)
+    request = {"pool": pool.id, "spec": spec, "reuse": bool(get_or_create)}
+    with _context.waiting():
+        info = connection.request("cluster.create", request)
+    session = _context.session()
+    if session is not None:
+        session.clusters.add(info["number"])
+    return _of(name, info, spec["pickle"])
+
+
+def get_service(name: str) -> Service:
+    """The living service of that name; `NotFoundError` where there is none."""
+    connection = _context.connection(f"get_service({name!r})")
+    wanted = {"number": 0, "name": name, "kind": _KIND}
+    return _of(name, connection.request("cluster.describe", wanted))
+
+
+def list_services() -> list[str]:
+    """The names of all living services, sorted."""
+    names: list[str] = _context.connection("list_services()").request("service.list", {})["names"]
+    return names
+
+
+def _of(name: str, info: dict[str, Any], pickle: str = "on") -> Service:
+    cluster = Cluster._attach(name, info["number"], pickle)
+    cluster._adopt(info)
+    return Service(cluster)
+
+
+def _value(arg: Any) -> Any:
+    return get(arg) if isinstance(arg, Ref) else arg

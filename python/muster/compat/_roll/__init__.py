@@ -1,0 +1,1 @@
+"""What `muster.compat.roll` is made of; its names are public there."""

@@ -1,0 +1,271 @@
+"""ROLL's Cluster on Muster's: its defaults, its refusals, its non-blocking forms."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
+from ..._cluster import Cluster as Native
+from ..._handles import BoundMethod
+from ..._marks import PerRank
+from ..._methods import Method as _Method
+from ..._refs import Ref
+from ..._register import Dispatch
+from ..._worker import RankInfo
+from .. import ray
+from . import modes
+from .config import WorkerConfig
+from .errors import BEFALLS, told
+from .proto import DataProto, ObjectRefWrap, rpc_timeout
+from .resources import ResourceManager
+from .worker import devices_info
+
+#: Positional arguments, and those by name.
+Arguments = tuple[Any, Any]
+
+
+class Cluster(Native):
+    """The workers of one role, called as one.
+
+    ``worker_cls`` is a class, one that ``ray.remote`` decorated, or a dotted path.
+    Registered methods are the cluster's own; with ``blocking=False`` they return a
+    ref for each rank, wrapped where not every rank's result counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker_cls: Any,
+        resource_manager: ResourceManager,
+        worker_config: WorkerConfig,
+    ) -> None:
+        places = resource_manager.allocate_placement_group(
+            world_size=worker_config.world_size or 0, device_mapping=worker_config.device_mapping
+        )
+        config = copy.copy(worker_config)
+        config.placements = places  # type: ignore[attr-defined]  # for Worker.__init__
+        found = getattr(worker_cls, "__muster_class__", worker_cls)
+        if config.python is None:
+            config.preload = (*_preload(found), *config.preload)
+        pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
+        super().__init__(name, found, pool, config)
+        self.worker_config = worker_config
+        self.resource_manager = resource_manager  # type: ignore[assignment]
+        self._allocated = places
+
+    # --- calls -----------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        bound = super().__getattr__(name)
+        if isinstance(bound, BoundMethod):
+            bound = self.__dict__[name] = Method(self, bound)
+        return bound
+
+    def execute_all_sync(  # type: ignore[override]  # a timeout is the method's own
+        self, method_name: str, *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Call a method on every rank and wait; lists of world_size are spread over ranks."""
+        group = self._group()
+        args, kwargs = spread(group.world, args, kwargs)
+        results: list[Any] = _run(group, group.method(method_name), EVERY_RANK, -1, args, kwargs)
+        return results
+
+    def execute_all_async(  # type: ignore[override]
+        self, method_name: str, *args: Any, **kwargs: Any
+    ) -> list[Ref]:
+        """Call a method on every rank; a ref for each. Lists of world_size are spread."""
+        group = self._group()
+        args, kwargs = spread(group.world, args, kwargs)
+        return group.start_each(group.method(method_name), args, kwargs, None)
+
+    def execute_rank_zero_sync(  # type: ignore[override]
+        self, method_name: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method on rank 0 alone and wait for its result."""
+        group = self._group()
+        return _run(group, group.method(method_name), ONE_RANK, 0, args, kwargs)
+
+    def execute_rank_zero_async(  # type: ignore[override]
+        self, method_name: str, *args: Any, **kwargs: Any
+    ) -> Ref:
+        """Call a method on rank 0 alone; a ref of its result."""
+        group = self._group()
+        return group.start(group.method(method_name), ONE_RANK, 0, args, kwargs, None)
+
+    execute_all = execute_all_async  # type: ignore[assignment]
+    execute_rank_zero = execute_rank_zero_async  # type: ignore[assignment]
+
+    # --- what it is ------------------------------------------------------------------------
+
+    def get_rank_info(self, rank: int) -> RankInfo:
+        """A rank's place in the parallel layout, as it is now."""
+        assert 0 <= rank < self.world_size, f"there is no rank {rank} of {self.world_size}"
+        return self.worker_rank_info[rank]
+
+    @property
+    def vp_size(self) -> int:
+        """How many virtual pipeline stages the strategy is told to have."""
+        args = getattr(self.worker_config, "strategy_args", None)
+        sizes = getattr(args, "strategy_config", None) or {}
+        return int(sizes.get("virtual_pipeline_model_parallel_size", 1))
+
+    @property
+    def placement_groups(self) -> list[list[dict[str, Any]]]:
+        """Each rank's devices as `ResourceManager.allocate_placement_group` gives them."""
+        allocated: list[list[dict[str, Any]]] | None = self.__dict__.get("_allocated")
+        return super().placement_groups if allocated is None else allocated
+
+    @property
+    def rank2devices(self) -> dict[int, list[dict[str, Any]]]:
+        """Each rank's devices: dicts of rank, node_rank, gpu_rank; of a CPU worker its node."""
+        return dict(enumerate(map(devices_info, super().placement_groups)))
+
+    def __reduce__(self) -> Any:
+        native: tuple[Any, tuple[Any, ...]] = super().__reduce__()
+        return _attached, (*native[1], self.worker_config, self.initialized)
+
+
+def _preload(worker_cls: Any) -> list[str]:
+    """What a node's workers import once, before they are forked."""
+    found = []
+    if sys.modules.get("ray") is ray:  # so it is to be for the workers' modules
+        found.append("muster.compat.ray._installed")
+    module = sys.modules.get(getattr(worker_cls, "__module__", ""))
+    if module is not None and "torch" in vars(module):  # each of them would import it
+        found.append("torch")
+        if find_spec("tensordict") is not None:
+            found.append("tensordict")
+    return found
+
+
+def _attached(
+    name: str, number: int, pickle: str, config: WorkerConfig | None, initialized: bool
+) -> Cluster:
+    cluster = Cluster._attach(name, number, pickle)
+    assert isinstance(cluster, Cluster)
+    cluster.worker_config = config
+    cluster.initialized = initialized
+    return cluster
+
+
+class Method:
+    """A registered method of a cluster, called in its mode.
+
+    ``blocking=False`` returns one ref per rank: bare where all results come back,
+    else as `ObjectRefWrap`. The environment's ``roll_RPC_TIMEOUT`` is the limit of
+    blocking calls, in seconds.
+    """
+
+    __slots__ = ("__name__", "_cluster", "_functions", "_group", "_method")
+
+    def __init__(self, cluster: Cluster, bound: BoundMethod) -> None:
+        self._cluster = cluster
+        self._group: Group = bound._group
+        self._method = bound._method
+        self._functions = bound._functions
+        self.__name__ = bound.__name__
+
+    def __call__(self, *args: Any, blocking: bool = True, **kwargs: Any) -> Any:
+        method, group = self._method, self._group
+        if method.name == "initialize":
+            self._cluster.initialized = True
+        if self._functions is not None and method.cut:
+            return self._by_functions(self._functions, args, kwargs, blocking)
+        method.check(args, kwargs)
+        args, kwargs = self._prepared(args, kwargs)
+        if blocking:
+            return _run(group, method, AS_REGISTERED, -1, args, kwargs, rpc_timeout())
+        if not method.cut:  # RANK_ZERO: one rank, one ref
+            return group.start(method, AS_REGISTERED, -1, args, kwargs, None)
+        refs = group.start_each(method, args, kwargs, None, how=AS_REGISTERED)
+        return self._wrapped(refs)
+
+    def _by_functions(
+        self,
+        functions: tuple[Callable[..., Any], Callable[..., Any]],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        blocking: bool,
+    ) -> Any:
+        """A mode of the user's own: both functions run here."""
+        method, group, cluster = self._method, self._group, self._cluster
+        dispatch, collect = functions
+        args, kwargs = spread(group.world, *dispatch(cluster, *args, **kwargs))
+        if blocking:
+            results = _run(group, method, EVERY_RANK, -1, args, kwargs, rpc_timeout())
+            return collect(cluster, results)
+        return collect(cluster, group.start_each(method, args, kwargs, None))
+
+    def _prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        """The arguments as the head takes them; AssertionError for what ROLL refuses."""
+        mode = self._method.cut
+        if mode == Dispatch.ALL_TO_ALL:
+            modes.dispatch_all_to_all(self._cluster, *args, **kwargs)
+        elif mode in modes.BY_ROWS and (args or kwargs):
+            args, kwargs = self._by_rows(mode, args, kwargs)
+        return args, kwargs
+
+    def _by_rows(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        given = [pair for pair in modes.labelled(args, kwargs) if not isinstance(pair[1], Ref)]
+        for label, arg in given:
+            # dp_size divides world_size, so that mostly nobody has to be asked for it.
+            try:
+                modes.check_cut(label, arg, self._group.world)
+            except AssertionError:
+                modes.check_cut(label, arg, self._cluster.dp_size)
+        lists = all(isinstance(arg, (list, DataProto)) for _, arg in given)
+        if lists and len({len(arg) for _, arg in given if len(arg)}) <= 1:
+            return args, kwargs
+        # What the head does not cut together, as ROLL does: each by itself.
+        deal = modes.dispatch_dp_mp_compute
+        if mode in modes.FIRST:
+            deal = modes.dispatch_dp_mp_dispatch_first
+        return _per_rank(*deal(self._cluster, *args, **kwargs))
+
+    def _wrapped(self, refs: list[Ref]) -> list[Any]:
+        mode = self._method.cut
+        if mode == Dispatch.ONE_TO_ALL_ONE:
+            wrapped: list[Any] = modes.collect_all_to_one(self._cluster, refs)
+            return wrapped
+        if mode in (Dispatch.DP_MP_COMPUTE, Dispatch.DP_MP_DISPATCH_FIRST):
+            infos = self._cluster.worker_rank_info
+            return [
+                ObjectRefWrap(ref, collected=modes.collected(info))
+                for ref, info in zip(refs, infos, strict=True)
+            ]
+        return list(refs)
+
+    def __repr__(self) -> str:
+        return f"<method {self._method.where} of cluster {self._group.name}>"
+
+
+def _run(
+    group: Group,
+    method: _Method,
+    how: int,
+    rank: int,
+    args: Any,
+    kwargs: Any,
+    timeout: float | None = None,
+) -> Any:
+    """Call and wait; what befalls the call is told as an error of Ray's, too."""
+    try:
+        return group.run(method, how, rank, args, kwargs, timeout)
+    except BEFALLS as error:
+        raise told(error) from None
+
+
+def spread(world: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """Give each rank its element where every argument is a list of world_size; else all to all."""
+    given = [*args, *kwargs.values()]
+    if given and all(isinstance(arg, list) and len(arg) == world for arg in given):
+        return _per_rank(args, kwargs)
+    return args, kwargs
+
+
+def _per_rank(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    return [PerRank(arg) for arg in args], {name: PerRank(arg) for name, arg in kwargs.items()}

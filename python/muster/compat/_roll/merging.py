@@ -1,0 +1,149 @@
+"""How parts of DataProtos are put together: metas, metrics, arrays of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .tensors import is_tensor
+
+
+def custom_np_concatenate(val: Iterable[Iterable[Any]]) -> np.ndarray[Any, Any]:
+    """The elements of all, one after another, in one array of objects.
+
+    They may be arrays of different shapes: each stays an object.
+    """
+    items = [item for part in val for item in part]
+    made = np.empty(len(items), dtype=object)
+    for at, item in enumerate(items):
+        made[at] = item
+    return made
+
+
+def merged_meta(
+    metas: Sequence[dict[str, Any]], global_keys: set[str] | None = None
+) -> dict[str, Any]:
+    """The first's, with what is under the global keys put together; one alone is as it is."""
+    if len(metas) == 1:
+        return metas[0]
+    merged = dict(metas[0])
+    for key in {"metrics"} if global_keys is None else global_keys:
+        values = [meta.get(key) for meta in metas]
+        given = [value for value in values if value is not None]
+        if not given:
+            continue
+        merged[key] = _by_sub_key(given) if isinstance(given[0], dict) else values
+    return merged
+
+
+def _by_sub_key(dicts: Iterable[Any]) -> dict[str, Any]:
+    found: dict[str, list[Any]] = {}
+    for one in dicts:
+        if not isinstance(one, dict):
+            raise TypeError(f"dicts cannot be merged with a {type(one).__name__}: {one!r:.80}")
+        for key, value in one.items():
+            found.setdefault(key, []).append(value)
+    return {key: _together(values) for key, values in found.items()}
+
+
+def _together(values: list[Any]) -> list[Any]:
+    """Numbers as a list, lists and arrays one after another; all else as it is, in a list."""
+    try:
+        if np.isscalar(values[0]):
+            listed: list[Any] = np.array(values).tolist()
+        else:
+            listed = np.concatenate(values, axis=0).tolist()
+    except Exception:  # of different shapes or types
+        return values
+    return listed
+
+
+def united(mine: dict[str, Any], its: dict[str, Any]) -> None:
+    """Take in what the other dict has; under the same key it must be the same."""
+    for key, value in its.items():
+        assert key not in mine or same(mine[key], value), (
+            f"{key!r} is in both metas, and not the same: {mine[key]!r:.80} and {value!r:.80}"
+        )
+        mine[key] = value
+
+
+def united_arrays(mine: dict[str, Any], its: dict[str, Any]) -> None:
+    """The same for arrays of objects."""
+    for name, array in its.items():
+        assert name not in mine or same(mine[name], array), (
+            f"column {name!r} is in both, and not the same"
+        )
+        mine[name] = array
+
+
+def united_tensors(mine: Any, its: Any) -> None:
+    """The same for tensors."""
+    assert tuple(mine.batch_size) == tuple(its.batch_size), (
+        f"a union is of the same rows: {tuple(mine.batch_size)} and {tuple(its.batch_size)}"
+    )
+    for name in its.keys():  # noqa: SIM118  (a TensorDict)
+        if name not in mine.keys():  # noqa: SIM118
+            mine[name] = its[name]
+            continue
+        assert same(mine[name], its[name]), f"tensor {name!r} is in both, and not the same"
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are equal, arrays and tensors included."""
+    if a is b:
+        return True
+    if is_tensor(a) and is_tensor(b):
+        return bool(a.equal(b))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if a.shape != b.shape:
+            return False
+        if a.dtype == object:
+            return all(same(x, y) for x, y in zip(a.flat, b.flat, strict=True))
+        return bool(np.array_equal(a, b))
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # containers of arrays have no one answer
+        return False
+
+
+_REDUCERS: dict[str, Callable[[Any], Any]] = {
+    "mean": np.mean,
+    "max": np.max,
+    "min": np.min,
+    "p50": lambda values: np.percentile(values, 50),
+    "p99": lambda values: np.percentile(values, 99),
+    "std": np.std,
+    "sum": np.sum,
+}
+
+
+def reduce_metrics(
+    metrics: dict[str, Any], reduce_func: Callable[[Any], Any] = np.mean
+) -> dict[str, Any]:
+    """Make one number of each list of numbers, in place.
+
+    A metric's name says how, as ``loss@sum`` or ``loss_sum`` (mean, max, min, p50,
+    p99, std, sum); else ``reduce_func`` does it. Numbers and tensors stay, and so
+    do empty lists.
+    """
+    for name, value in metrics.items():
+        if isinstance(value, (int, float, np.number)) or is_tensor(value):
+            continue
+        if isinstance(value, (list, tuple, np.ndarray)):
+            if len(value):
+                metrics[name] = float(_reducer(name, reduce_func)(value))
+        else:
+            metrics[name] = float(reduce_func(value))
+    return metrics
+
+
+def _reducer(name: str, otherwise: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    _, at, tag = name.rpartition("@")
+    if at:
+        if tag.strip() not in _REDUCERS:
+            raise ValueError(f"metric {name!r} asks for {tag!r}; there are {', '.join(_REDUCERS)}")
+        return _REDUCERS[tag.strip()]
+    _, underscore, suffix = name.rpartition("_")
+    return _REDUCERS.get(suffix, otherwise) if underscore else otherwise

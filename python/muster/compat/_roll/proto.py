@@ -1,0 +1,533 @@
+"""DataProto: what pipelines hand from role to role, as ROLL has it.
+
+One that is sent travels as a `muster.Batch`: its rows are written to shared
+memory once, cut and joined by the head as handles, and read where they lie. One
+that has come keeps its batch until somebody looks at the rows; passed on before
+that, it goes as it came.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import _metas, _values, _worker
+from ..._batch import Batch
+from ..._refs import Ref
+from . import tensors
+from .merging import custom_np_concatenate, merged_meta, united, united_arrays, united_tensors
+
+_FROM_ENVIRONMENT: Any = object()
+
+
+class DataProto:
+    """Tensors (``batch``), arrays of objects (``non_tensor_batch``) and a dict (``meta_info``)."""
+
+    def __init__(
+        self,
+        batch: Any = None,
+        non_tensor_batch: dict[str, Any] | None = None,
+        meta_info: dict[str, Any] | None = None,
+    ) -> None:
+        self._frozen: Batch | None = None
+        self._batch = batch
+        self._arrays: dict[str, Any] = non_tensor_batch if non_tensor_batch is not None else {}
+        self._meta: dict[str, Any] | None = meta_info if meta_info is not None else {}
+        self.check_consistency()
+
+    # --- how it travels --------------------------------------------------------------------
+
+    def __muster_batch__(self) -> Batch:
+        """The batch that is sent in its place."""
+        batch = self._frozen
+        if batch is None:
+            columns = {} if self._batch is None else dict(self._batch.items())
+            batch = Batch({**columns, **self._arrays})
+        identity = _worker._identity
+        # Metas that are equal count once where results are joined; by the rank they never are.
+        rank = -1 if identity is None else identity.rank
+        kind = f"{type(self).__module__}:{type(self).__qualname__}"
+        marked = {_metas.CLASS: [kind, rank], **self.meta_info}
+        return Batch._of(len(batch), batch._live(), None, [marked])
+
+    @classmethod
+    def __from_muster_batch__(cls, batch: Batch) -> DataProto:
+        """What a batch that came stands for."""
+        self = cls.__new__(cls)
+        self._frozen, self._batch, self._arrays, self._meta = batch, None, {}, None
+        return self
+
+    def _thaw(self) -> None:
+        """Look at the rows, after which they may be anybody's to change."""
+        if self._frozen is None:
+            return
+        self._meta = self.meta_info
+        batch, self._frozen = self._frozen, None
+        if not batch.columns:
+            return
+        found = batch.to_dict()
+        self._arrays = {
+            name: value if isinstance(value, np.ndarray) else custom_np_concatenate([value])
+            for name, value in found.items()
+            if isinstance(value, (list, np.ndarray))
+        }
+        ours = {name: value for name, value in found.items() if name not in self._arrays}
+        self._batch = tensors.of(ours, len(batch))
+
+    def _withhold(self) -> None:
+        """Forget columns that came without rows."""
+        if self._frozen is not None and not len(self._frozen):
+            self._meta = self.meta_info
+            self._frozen = None
+
+    def __reduce__(self) -> Any:
+        return type(self).__from_muster_batch__, (self.__muster_batch__(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataProto:
+        return self.clone()
+
+    def __copy__(self) -> DataProto:
+        return self._made(self.batch, self.non_tensor_batch)
+
+    def _made(self, batch: Any, arrays: dict[str, Any]) -> DataProto:
+        return type(self)(batch=batch, non_tensor_batch=arrays, meta_info=self.meta_info)
+
+    # --- its parts -------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> Any:
+        """The tensors: a TensorDict, or None."""
+        if self._frozen is not None:
+            self._thaw()
+        return self._batch
+
+    @batch.setter
+    def batch(self, value: Any) -> None:
+        self._thaw()
+        self._batch = value
+
+    @property
+    def non_tensor_batch(self) -> dict[str, Any]:
+        """Arrays of objects by name."""
+        if self._frozen is not None:
+            self._thaw()
+        return self._arrays
+
+    @non_tensor_batch.setter
+    def non_tensor_batch(self, value: dict[str, Any]) -> None:
+        self._thaw()
+        self._arrays = value
+
+    @property
+    def meta_info(self) -> dict[str, Any]:
+        """What goes along with the rows."""
+        if self._meta is None:
+            assert self._frozen is not None
+            told = [
+                _values.decode(meta.value, meta.bufs)
+                if isinstance(meta, _metas.Encoded)
+                else dict(meta)
+                for meta in self._frozen._metas
+            ]
+            for one in told:
+                one.pop(_metas.CLASS, None)
+            self._meta = merged_meta(told) if told else {}
+        return self._meta
+
+    @meta_info.setter
+    def meta_info(self, value: dict[str, Any]) -> None:
+        self._meta = value
+
+    def check_consistency(self) -> None:
+        """Refuse parts that do not have the same rows, or share a name."""
+        batch, arrays = self._batch, self._arrays
+        if batch is not None:
+            assert len(batch.batch_size) == 1, "a DataProto has one batch dimension"
+        if not arrays:
+            return
+        assert batch is not None, "non_tensor_batch needs a batch beside it, if an empty one"
+        both = [name for name in arrays if name in batch.keys()]  # noqa: SIM118  (a TensorDict)
+        assert not both, f"in batch and in non_tensor_batch: {', '.join(map(repr, both))}"
+        for name, array in arrays.items():
+            assert isinstance(array, np.ndarray) and array.dtype == object, (
+                f"non_tensor_batch[{name!r}] is a {type(array).__name__}; it must be a numpy array "
+                "with dtype=object"
+            )
+            assert array.shape[0] == len(batch), (
+                f"non_tensor_batch[{name!r}] has {len(array)} rows, the batch {len(batch)}"
+            )
+
+    def __len__(self) -> int:
+        if self._frozen is not None:
+            return len(self._frozen)
+        if self._batch is not None:
+            return int(self._batch.batch_size[0])
+        return 0
+
+    def __repr__(self) -> str:
+        return (
+            f"DataProto(batch={self.batch}, non_tensor_batch={self.non_tensor_batch}, "
+            f"meta_info={self.meta_info})"
+        )
+
+    # --- making one ------------------------------------------------------------------------
+
+    @classmethod
+    def from_single_dict(cls, data: Mapping[str, Any], meta_info: Any = None) -> DataProto:
+        """One of tensors and arrays, told apart by their type."""
+        ours: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
+        for name, value in data.items():
+            if tensors.is_tensor(value):
+                ours[name] = value
+            elif isinstance(value, np.ndarray):
+                arrays[name] = value
+            else:
+                raise ValueError(
+                    f"{name!r} is a {type(value).__name__}; it must be a tensor or a numpy array"
+                )
+        return cls.from_dict(ours, arrays, meta_info)
+
+    @classmethod
+    def from_dict(
+        cls,
+        tensors: Mapping[str, Any],
+        non_tensors: Mapping[str, Any] | None = None,
+        meta_info: dict[str, Any] | None = None,
+        num_batch_dims: int = 1,
+    ) -> DataProto:
+        """One of tensors, and of arrays or lists that become arrays of objects."""
+        assert tensors, "tensors must not be empty"
+        assert num_batch_dims > 0, f"num_batch_dims is {num_batch_dims}; it is 1 or more"
+        if non_tensors is not None:
+            assert num_batch_dims == 1, "with non_tensors there is one batch dimension"
+            assert isinstance(non_tensors, Mapping), "non_tensors is a dict"
+        first = next(iter(tensors))
+        size = tensors[first].shape[:num_batch_dims]
+        for name, tensor in tensors.items():
+            assert tensor.shape[:num_batch_dims] == size, (
+                f"tensors of one DataProto have the same batch size: {first!r} has {tuple(size)}, "
+                f"{name!r} has {tuple(tensor.shape[:num_batch_dims])}"
+            )
+        arrays = {name: custom_np_concatenate([rows]) for name, rows in (non_tensors or {}).items()}
+        return cls(_tensors_of(tensors, size), arrays, meta_info)
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def __getitem__(self, item: Any) -> Any:
+        if isinstance(item, slice):
+            return self.slice(item.start, item.stop, item.step)
+        if isinstance(item, (int, np.integer)):
+            # Of the last row, to the end: what follows -1 is not 0.
+            return self.slice(int(item), None if item == -1 else int(item) + 1)
+        if isinstance(item, str):
+            if self.batch is not None and item in self.batch.keys():  # noqa: SIM118
+                return self.batch[item]
+            if item in self.non_tensor_batch:
+                return self.non_tensor_batch[item]
+            raise KeyError(f"no column {item!r}, neither in batch nor in non_tensor_batch")
+        if isinstance(item, (list, np.ndarray)) or tensors.is_tensor(item):
+            return self.select_idxs(item)
+        raise TypeError(f"a DataProto has no item {item!r}: it takes rows or a column's name")
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def update(self, other: Mapping[str, Any]) -> None:
+        """Put columns in, each by its type into ``batch`` or ``non_tensor_batch``."""
+        for name, value in other.items():
+            if tensors.is_tensor(value):
+                assert self.batch is not None, "there is no batch to put a tensor in"
+                self.non_tensor_batch.pop(name, None)
+                self.batch[name] = value
+            elif isinstance(value, np.ndarray):
+                if self.batch is not None and name in self.batch.keys():  # noqa: SIM118
+                    del self.batch[name]
+                self.non_tensor_batch[name] = value
+            else:
+                raise TypeError(
+                    f"{name!r} is a {type(value).__name__}; it must be a tensor or a numpy array"
+                )
+
+    def slice(self, start: Any = None, end: Any = None, step: Any = None) -> DataProto:
+        """Some of the rows."""
+        rows = slice(start, end, step)
+        arrays = {name: array[rows] for name, array in self.non_tensor_batch.items()}
+        return self._made(None if self.batch is None else self.batch[rows], arrays)
+
+    def select_idxs(self, idxs: Any) -> DataProto:
+        """The rows of these indices, or where a mask is true."""
+        rows = np.asarray(idxs.detach().cpu() if tensors.is_tensor(idxs) else idxs)
+        if not rows.size:
+            rows = rows.astype(np.int64)
+        batch = self.batch
+        if batch is not None:
+            import torch
+
+            at = torch.from_numpy(rows)
+            count = int(rows.sum()) if rows.dtype == bool else len(rows)
+            batch = tensors.of({name: tensor[at] for name, tensor in batch.items()}, count)
+        return self._made(batch, {n: array[rows] for n, array in self.non_tensor_batch.items()})
+
+    def chunk(self, chunks: int) -> list[DataProto]:
+        """So many parts of consecutive rows, larger ones first; of meta alone, copies of it."""
+        rows = len(self)
+        if self.batch is None:
+            return [self._made(None, {}) for _ in range(chunks)]
+        assert not rows or rows >= chunks, f"{rows} rows cannot be cut into {chunks} parts"
+        size, more = divmod(rows, chunks)
+        bounds = [at * size + min(at, more) for at in range(chunks + 1)]
+        parts = [self.slice(bounds[at], bounds[at + 1]) for at in range(chunks)]
+        for part in parts:
+            part.batch = part.batch.clone()
+        return parts
+
+    def reorder(self, indices: Any) -> None:
+        """Put the rows into another order, in place."""
+        made = self.select_idxs(indices.view(-1) if indices.dim() == 0 else indices)
+        self._batch, self._arrays = made._batch, made._arrays
+
+    def repeat(self, repeat_times: int = 2, interleave: bool = True) -> DataProto:
+        """The rows so many times: copies of a row beside each other, or all after all."""
+        at = np.arange(len(self))
+        return self.select_idxs(
+            np.repeat(at, repeat_times) if interleave else np.tile(at, repeat_times)
+        )
+
+    def group_by(self, keys: str | list[str]) -> dict[str, DataProto]:
+        """Rows of equal values, by these values as text, joined by "|"."""
+        names = self.validate_input(keys)
+        assert names, "there must be a key to group by"
+        columns = []
+        for name in names:
+            if self.batch is not None and name in self.batch.keys():  # noqa: SIM118
+                columns.append([str(row.numpy()) for row in self.batch[name]])
+            elif name in self.non_tensor_batch:
+                columns.append([str(row) for row in self.non_tensor_batch[name]])
+            else:
+                raise KeyError(f"Grouping key '{name}' is no column of the data")
+        groups: dict[str, list[int]] = {}
+        for at, values in enumerate(zip(*columns, strict=True)):
+            groups.setdefault("|".join(values), []).append(at)
+        return {value: self.select_idxs(rows) for value, rows in groups.items()}
+
+    @staticmethod
+    def concat(data: Sequence[DataProto], *, global_keys: set[str] | None = None) -> DataProto:
+        """The rows of all, one after another.
+
+        Of their metas those under ``global_keys`` (by default "metrics") are put
+        together: dicts by sub-key, others into a list. Else the first's stay.
+        """
+        if len(data) == 1:
+            return data[0]
+        batches = [one.batch for one in data if one.batch is not None]
+        names: dict[str, list[Any]] = {}
+        for one in data:
+            for name, array in one.non_tensor_batch.items():
+                names.setdefault(name, []).append(array)
+        return DataProto(
+            tensors.concat(batches) if batches else None,
+            {name: custom_np_concatenate(arrays) for name, arrays in names.items()},
+            merged_meta([one.meta_info for one in data], global_keys),
+        )
+
+    @staticmethod
+    def materialize_concat(
+        data_refs: Any,
+        *,
+        global_keys: set[str] | None = None,
+        timeout: float | None = _FROM_ENVIRONMENT,
+    ) -> DataProto:
+        """Wait for refs and concatenate what comes; of wrapped ones, what counts."""
+        from .. import ray
+
+        if isinstance(data_refs, (DataProto, Ref, ObjectRefWrap)):
+            data_refs = [data_refs]
+        if timeout is _FROM_ENVIRONMENT:
+            timeout = rpc_timeout()
+        refs = [ref.obj_ref if isinstance(ref, ObjectRefWrap) else ref for ref in data_refs]
+        got = ray.get(refs, timeout=timeout)
+        kept = [
+            one
+            for one, ref in zip(got, data_refs, strict=True)
+            if not isinstance(ref, ObjectRefWrap) or ref.collected
+        ]
+        return DataProto.concat(kept, global_keys=global_keys)
+
+    # --- columns ---------------------------------------------------------------------------
+
+    @staticmethod
+    def validate_input(keys: Any) -> Any:
+        """One name, or a list of them, as a list."""
+        if keys is None or isinstance(keys, list):
+            return keys
+        if isinstance(keys, str):
+            return [keys]
+        raise TypeError(f"names are a list or one text, not {type(keys).__name__}")
+
+    def select(
+        self,
+        batch_keys: Iterable[str] | None = None,
+        non_tensor_batch_keys: Iterable[str] | None = None,
+        meta_info_keys: Iterable[str] | None = None,
+        deepcopy: bool = False,
+    ) -> DataProto:
+        """These columns and metas alone; all of a part that none are named of."""
+        batch, arrays, meta = self.batch, self.non_tensor_batch, self.meta_info
+        if batch_keys is not None:
+            batch = batch.select(*batch_keys)
+        if non_tensor_batch_keys is not None:
+            wanted = set(non_tensor_batch_keys)
+            arrays = {name: array for name, array in arrays.items() if name in wanted}
+        if meta_info_keys is not None:
+            wanted = set(meta_info_keys)
+            meta = {key: value for key, value in meta.items() if key in wanted}
+        made = type(self)(batch=batch, non_tensor_batch=arrays, meta_info=meta)
+        return made.clone() if deepcopy else made
+
+    def pop(
+        self, batch_keys: Any = None, non_tensor_batch_keys: Any = None, meta_info_keys: Any = None
+    ) -> DataProto:
+        """Take columns and metas out, as a DataProto of their own."""
+        assert batch_keys is not None, "pop takes batch_keys, if an empty list"
+        rows = len(self)
+        ours, arrays, meta = (
+            {key: part.pop(key) for key in self._those(keys, part)}
+            for keys, part in (
+                (batch_keys, self.batch),
+                (non_tensor_batch_keys, self.non_tensor_batch),
+                (meta_info_keys, self.meta_info),
+            )
+        )
+        return DataProto(_tensors_of(ours, rows), arrays, meta)
+
+    def _those(self, keys: Any, part: Any) -> list[str]:
+        names: list[str] = self.validate_input(keys) or []
+        for name in names:
+            known = list(part.keys())
+            assert name in known, f"there is no {name!r} to pop: there is {known}"
+        return names
+
+    def rename(self, old_keys: Any = None, new_keys: Any = None) -> DataProto:
+        """Give tensors other names, in place."""
+        old, new = self.validate_input(old_keys), self.validate_input(new_keys)
+        if len(old) != len(new):
+            raise ValueError(f"{len(old)} old_keys and {len(new)} new_keys: give as many of each")
+        for before, after in zip(old, new, strict=True):
+            self.batch.rename_key_(before, after)
+        self.check_consistency()
+        return self
+
+    def union(self, other: DataProto) -> DataProto:
+        """Take in the columns and metas of another one, in place; what both have must agree."""
+        if self.batch is None and other.batch is not None:
+            self._batch = _tensors_of(dict(other.batch.items()), len(other))
+        elif other.batch is not None:
+            united_tensors(self.batch, other.batch)
+        united_arrays(self.non_tensor_batch, other.non_tensor_batch)
+        united(self.meta_info, other.meta_info)
+        self.check_consistency()
+        return self
+
+    # --- as a whole ------------------------------------------------------------------------
+
+    def to(self, device: Any) -> DataProto:
+        """Bring its tensors, and those in its meta, to a device, in place."""
+        came, batch = self._frozen, self.batch
+        if batch is not None and came is not None:  # quicker than from an ordinary view
+            names = list(batch.keys())
+            self._batch = tensors.of(came.to_torch(device, names), len(came))
+        elif batch is not None:
+            self._batch = batch.to(device)
+        self.meta_info = _moved(self.meta_info, device)
+        return self
+
+    def clone(self) -> DataProto:
+        """A copy that shares nothing."""
+        return type(self)(
+            batch=None if self.batch is None else self.batch.clone(),
+            non_tensor_batch={n: np.copy(array) for n, array in self.non_tensor_batch.items()},
+            meta_info=copy.deepcopy(self.meta_info),
+        )
+
+    def make_iterator(
+        self,
+        mini_batch_size: int,
+        epochs: int,
+        seed: int | None = None,
+        dataloader_kwargs: dict[str, Any] | None = None,
+    ) -> Iterator[DataProto]:
+        """Mini-batches by torch's DataLoader, for so many epochs."""
+        from torch import Generator as Random
+        from torch.utils.data import DataLoader
+
+        assert len(self) % mini_batch_size == 0, f"{len(self)} % {mini_batch_size} != 0"
+        loader = DataLoader(
+            dataset=self,
+            batch_size=mini_batch_size,
+            collate_fn=DataProto.concat,
+            generator=None if seed is None else Random().manual_seed(seed),
+            **(dataloader_kwargs or {}),
+        )
+
+        def each() -> Iterator[DataProto]:
+            for _ in range(epochs):
+                for one in loader:
+                    one.meta_info = self.meta_info
+                    yield one
+
+        return each()
+
+
+class ObjectRefWrap:
+    """A ref of one rank's result, and whether that is among those that count."""
+
+    def __init__(self, obj_ref: Any, collected: bool = False) -> None:
+        self.obj_ref = obj_ref
+        self.collected = collected
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        result: Generator[Any, None, Any] = self.obj_ref.__await__()
+        return result
+
+    def __repr__(self) -> str:
+        return f"ObjectRefWrap({self.obj_ref!r}, collected={self.collected})"
+
+
+def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataProto, int]:
+    """The data with rows from its front added, until it divides; and how many were added."""
+    assert isinstance(data, DataProto), f"data is a {type(data).__name__}, not a DataProto"
+    rows = len(data)
+    pad = -rows % size_divisor if rows else 0
+    if not pad:
+        return data, 0
+    padded = data.select_idxs(np.resize(np.arange(rows), rows + pad))
+    return padded, pad
+
+
+def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
+    """The data without the last ``pad_size`` rows."""
+    unpadded: DataProto = data[:-pad_size] if pad_size else data
+    return unpadded
+
+
+def rpc_timeout() -> int | None:
+    """Seconds that a blocking call may take, by the environment's ``roll_RPC_TIMEOUT``."""
+    text = os.environ.get("roll_RPC_TIMEOUT")  # noqa: SIM112  (so it is called)
+    return None if text is None else int(text)
+
+
+def _tensors_of(columns: Mapping[str, Any], size: Any) -> Any:
+    return tensors.of(columns, size)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _moved(one, device) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_moved(one, device) for one in value]
+    return value.to(device) if tensors.is_tensor(value) else value

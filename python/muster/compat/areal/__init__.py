@@ -1,0 +1,77 @@
+"""AReaL on Muster: change the scheduler, keep the rest.
+
+``MusterScheduler`` takes the place of AReaL's LocalScheduler; its controllers
+run on it as they are. Where AReaL is installed the classes here are its own,
+else equal ones. ``python -m muster.compat.areal.rpc_server`` is AReaL's worker
+server. docs/migrating-from-areal.md tells more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._api import (
+        EngineCallError,
+        EngineCreationError,
+        EngineImportError,
+        GPUAllocationError,
+        Job,
+        PortAllocationError,
+        RPCConnectionError,
+        Scheduler,
+        SchedulerError,
+        SchedulingSpec,
+        SchedulingStrategy,
+        SchedulingStrategyType,
+        Worker,
+        WorkerConfigurationError,
+        WorkerCreationError,
+        WorkerFailedError,
+        WorkerNotFoundError,
+        WorkerTimeoutError,
+    )
+    from ._tensors import RTensor, TensorShardInfo
+    from .scheduler import MusterScheduler
+
+__all__ = [
+    "EngineCallError",
+    "EngineCreationError",
+    "EngineImportError",
+    "GPUAllocationError",
+    "Job",
+    "MusterScheduler",
+    "PortAllocationError",
+    "RPCConnectionError",
+    "RTensor",
+    "Scheduler",
+    "SchedulerError",
+    "SchedulingSpec",
+    "SchedulingStrategy",
+    "SchedulingStrategyType",
+    "TensorShardInfo",
+    "Worker",
+    "WorkerConfigurationError",
+    "WorkerCreationError",
+    "WorkerFailedError",
+    "WorkerNotFoundError",
+    "WorkerTimeoutError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Only what is asked for is loaded: a worker must not import AReaL before its
+    # environment is complete.
+    if name == "MusterScheduler":
+        from .scheduler import MusterScheduler
+
+        return MusterScheduler
+    if name in ("RTensor", "TensorShardInfo"):
+        from . import _tensors
+
+        return getattr(_tensors.home(), name)
+    if name in __all__:
+        from . import _api
+
+        return getattr(_api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

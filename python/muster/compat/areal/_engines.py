@@ -1,0 +1,144 @@
+"""How an engine is made and called, on the one thread of its worker that does so.
+
+The methods of a TrainEngine are collective: the data-parallel head gets the
+arguments, and its model-parallel peers have them from it over the process group.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from . import _tensors
+from ._areal import INSTALLED
+
+
+class UnknownEngineError(LookupError):
+    """There is no engine of that name in the worker."""
+
+
+class UnknownMethodError(AttributeError):
+    """The engine has no method of that name."""
+
+
+class EngineExistsError(ValueError):
+    """There is an engine of that name in the worker already."""
+
+
+class EngineTypeError(TypeError):
+    """The class is not one of AReaL's engines."""
+
+
+def check_class(path: str) -> None:
+    """Refuse what AReaL refuses: with it installed, engines are of its two kinds."""
+    if not INSTALLED:
+        return
+    from areal.api import (  # type: ignore[import-not-found, unused-ignore]
+        InferenceEngine,
+        TrainEngine,
+    )
+
+    from ..._runtime.classes import named
+
+    found = named(path)
+    if not issubclass(found, (TrainEngine, InferenceEngine)):
+        raise EngineTypeError(
+            f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"
+        )
+
+
+def is_train_engine(engine: Any) -> bool:
+    """Whether its methods run on all ranks of a data-parallel group at once."""
+    if INSTALLED:
+        from areal.api import TrainEngine
+
+        return isinstance(engine, TrainEngine)
+    return hasattr(engine, "current_data_parallel_head") and hasattr(engine, "initialized")
+
+
+def wants_broadcast(engine: Any, rpc_meta: Any) -> bool:
+    """Whether the head's arguments go to its peers: so for engines that are initialised, unless
+    rpc_meta says otherwise."""
+    usual = is_train_engine(engine) and bool(engine.initialized)
+    if rpc_meta is None:
+        return usual
+    if not isinstance(rpc_meta, dict):
+        raise ValueError(f"rpc_meta is {rpc_meta!r:.80}; it is a dict, or None")
+    said = rpc_meta.get("broadcast", usual)
+    if not isinstance(said, bool):
+        raise ValueError(f"rpc_meta['broadcast'] is {said!r:.80}; it is True or False")
+    return said
+
+
+def call(engine: Any, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any:
+    """Call a method, with the arguments of the data-parallel head."""
+    bound = getattr(engine, method, None)
+    if bound is None:
+        raise UnknownMethodError(f"Engine does not have method '{method}'")
+    if wants_broadcast(engine, rpc_meta):
+        args, kwargs = _broadcast(engine, args), _broadcast(engine, kwargs)
+    _settle_device(engine)
+    result = bound(*args, **kwargs)
+    # A weight update is under way when its method returns; its end is what callers wait for.
+    return result.result() if isinstance(result, Future) else result
+
+
+def _broadcast(engine: Any, value: Any) -> Any:
+    head, group = engine.current_data_parallel_head(), engine.context_and_model_parallel_group
+    if INSTALLED:
+        from areal.infra.platforms import (  # type: ignore[import-not-found, unused-ignore]
+            current_platform,
+        )
+        from areal.utils.data import (  # type: ignore[import-not-found, unused-ignore]
+            broadcast_tensor_container,
+            tensor_container_to,
+        )
+
+        placed = tensor_container_to(value, current_platform.current_device())
+        return broadcast_tensor_container(placed, src_rank=head, group=group)
+    import torch.distributed as dist
+
+    box = [value]
+    dist.broadcast_object_list(box, src=head, group=group)
+    return box[0]
+
+
+def _settle_device(engine: Any) -> None:
+    """Say anew which device is meant: object collectives look for it."""
+    if not INSTALLED or not (is_train_engine(engine) and engine.initialized):
+        return
+    from areal.infra.platforms import current_platform
+
+    if current_platform.device_type != "cpu":
+        current_platform.set_device(current_platform.current_device())
+
+
+def localize(value: Any) -> Any:
+    """Fetch the tensors that a value refers to."""
+    return _tensors.home().RTensor.localize(value)
+
+
+def remotize(value: Any, node_addr: str) -> Any:
+    """Keep a value's tensors here, and refer to them."""
+    return _tensors.home().RTensor.remotize(value, node_addr=node_addr)
+
+
+def seed(number: int, key: str) -> None:
+    """Seed what is random, differently for each worker."""
+    if INSTALLED:
+        from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
+            seeding,
+        )
+
+        seeding.set_random_seed(number, key=key)
+        return
+    import hashlib
+    import random
+    import sys
+
+    own = int(hashlib.sha256(f"{number}/{key}".encode()).hexdigest()[:8], 16)
+    random.seed(own)
+    if (np := sys.modules.get("numpy")) is not None:
+        np.random.seed(own)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(own)

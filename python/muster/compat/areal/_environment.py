@@ -1,0 +1,114 @@
+"""What surrounds a role's workers: variables, the name service, and errors as AReaL tells them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ... import _errors
+from . import _api, _engines
+from ._areal import INSTALLED
+from ._workers import Again, Refusal, WorkerInfo, failed
+
+#: What Muster sets for each worker by its rank, and does not let a cluster's env change. AReaL
+#: lets a role change it, so it is set in the worker, before anything of the user's is imported.
+_BY_RANK = frozenset(
+    (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "CLUSTER_NAME",
+        "WORKER_NAME",
+        "MUSTER_LOCAL_RANK",
+        "MUSTER_DEVICES",
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        "HIP_VISIBLE_DEVICES",
+        "ASCEND_RT_VISIBLE_DEVICES",
+    )
+)
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def of(spec: Any, offload: bool) -> dict[str, str]:
+    """A role's variables: AReaL's base, threads by CPUs unless set, the role's own last."""
+    env: dict[str, str] = {}
+    if INSTALLED:
+        from areal.infra.utils.launcher import (  # type: ignore[import-not-found, unused-ignore]
+            get_env_vars,
+        )
+
+        env |= get_env_vars()
+        if offload:
+            from areal.utils.offload import (  # type: ignore[import-not-found, unused-ignore]
+                get_tms_env_vars,
+            )
+
+            env |= get_tms_env_vars()
+    own = {str(key): str(value) for key, value in (spec.env_vars or {}).items()}
+    for name in _THREADS:
+        env[name] = os.environ.get(name, str(spec.cpu or 8))
+    env |= own
+    return {name: value for name, value in env.items() if name not in _BY_RANK}
+
+
+def refused(env_vars: Mapping[str, str] | None) -> dict[str, str]:
+    """Those of a role's variables that a worker sets itself."""
+    return {str(key): str(value) for key, value in (env_vars or {}).items() if key in _BY_RANK}
+
+
+def begin_trial(scheduler: Any) -> None:
+    """Forget what AReaL's name service knows of this trial from before."""
+    if not (INSTALLED and scheduler.experiment_name and scheduler.trial_name):
+        return
+    from areal.api.cli_args import (  # type: ignore[import-not-found, unused-ignore]
+        NameResolveConfig,
+    )
+    from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
+        name_resolve,
+        names,
+    )
+
+    name_resolve.reconfigure(
+        NameResolveConfig(
+            type=scheduler.name_resolve_type,
+            nfs_record_root=scheduler.nfs_record_root,
+            etcd3_addr=scheduler.etcd3_addr,
+        )
+    )
+    name_resolve.clear_subtree(names.trial_root(scheduler.experiment_name, scheduler.trial_name))
+
+
+def creation_error(info: WorkerInfo, engine: str, error: Exception) -> Exception:
+    """Why an engine could not be made, as AReaL tells it."""
+    message = str(getattr(error, "message", None) or error)
+    if isinstance(error, _errors.WorkerDiedError):
+        return failed(info.id, error)
+    if isinstance(error, _api.SchedulerError):
+        return error
+    if isinstance(error, Refusal):
+        if "Failed to import" in message:
+            return _api.EngineImportError(engine, message)
+        return _api.EngineCreationError(info.id, message, error.status)
+    if isinstance(error, _errors.WorkerImportError):
+        return _api.EngineImportError(engine, f"Failed to import engine '{engine}': {message}")
+    if isinstance(error, (_engines.EngineExistsError, _engines.EngineTypeError)):
+        return _api.EngineCreationError(info.id, message, 400)
+    if isinstance(error, _errors.RemoteError):
+        return _api.EngineCreationError(info.id, f"Failed to instantiate engine: {message}", 500)
+    if isinstance(error, _errors.DeadlineError):
+        return _api.EngineCreationError(info.id, f"Request timed out: {message}")
+    if isinstance(error, (Again, _errors.NodeLostError, _errors.HeadLostError)):
+        return _api.RPCConnectionError(info.id, info.worker.ip, info.port, message)
+    return _api.EngineCreationError(info.id, f"Unexpected error: {message}")

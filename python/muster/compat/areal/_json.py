@@ -1,0 +1,191 @@
+"""Values as AReaL's worker protocol has them over HTTP: JSON, with marks for what JSON lacks.
+
+With AReaL installed its own functions are used. These are for where it is not:
+tensors, arrays, bytes, dataclasses, enums, dtypes and images.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from ._areal import INSTALLED
+
+
+def serialize_value(value: Any) -> Any:
+    """A value as JSON can carry it. Tuples become lists, processes None."""
+    return _theirs().serialize_value(value) if INSTALLED else _serialize(value)
+
+
+def deserialize_value(value: Any) -> Any:
+    """The value that `serialize_value` was given."""
+    return _theirs().deserialize_value(value) if INSTALLED else _deserialize(value)
+
+
+def _theirs() -> Any:
+    from areal.infra.rpc import (  # type: ignore[import-not-found, unused-ignore]
+        serialization,
+    )
+
+    return serialization
+
+
+def _serialize(value: Any) -> Any:
+    if value is None or (
+        isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)
+    ):
+        return value
+    if isinstance(value, dict):
+        return {key: _serialize(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_serialize(entry) for entry in value]
+    if isinstance(value, bytes):
+        return {"type": "bytes", "data": _text(value)}
+    if isinstance(value, subprocess.Popen):
+        return None
+    if isinstance(value, Enum):
+        return {"type": "enum", "class_path": _path(value), "name": value.name}
+    if is_dataclass(value) and not isinstance(value, type):
+        data = {entry.name: _serialize(getattr(value, entry.name)) for entry in fields(value)}
+        return {"type": "dataclass", "class_path": _path(value), "data": data}
+    return _foreign(value)
+
+
+def _foreign(value: Any) -> Any:
+    """What belongs to torch, numpy or PIL, none of which need be there."""
+    torch, np = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _tensor(torch, value)
+    if torch is not None and isinstance(value, torch.dtype):
+        return {"type": "torch_dtype", "name": str(value)}
+    if np is not None and isinstance(value, np.ndarray):
+        if value.dtype.kind in "OV":
+            raise TypeError(f"an array of {value.dtype} cannot be sent over HTTP")
+        data = _text(np.ascontiguousarray(value).tobytes())
+        return {
+            "type": "ndarray",
+            "data": data,
+            "shape": list(value.shape),
+            "dtype": value.dtype.str,
+        }
+    if np is not None and isinstance(value, np.generic):
+        return value.item()
+    image = sys.modules.get("PIL.Image")
+    if image is not None and isinstance(value, image.Image):
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return {"type": "pil_image", "data": _text(buffer.getvalue())}
+    raise TypeError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent over HTTP: send "
+        "text, numbers, lists, dicts, bytes, dataclasses, enums, arrays or tensors"
+    )
+
+
+def _tensor(torch: Any, value: Any) -> dict[str, Any]:
+    made = {"type": "tensor", "data": None, "shape": list(value.shape), "dtype": str(value.dtype)}
+    if not value.is_meta:
+        plain = value.detach().cpu().contiguous()
+        if plain.dtype is torch.bfloat16:  # which numpy has no type for
+            plain = plain.to(torch.float32)
+        made["data"] = _text(plain.numpy().tobytes())
+    return made
+
+
+def _deserialize(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_deserialize(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in _READERS and _KEYS[kind].issubset(value):
+        return _READERS[kind](value)
+    return {key: _deserialize(entry) for key, entry in value.items()}
+
+
+def _read_tensor(value: dict[str, Any]) -> Any:
+    import torch
+
+    dtype = getattr(torch, value["dtype"].removeprefix("torch."))
+    if value["data"] is None:
+        return torch.empty(value["shape"], dtype=dtype, device="meta")
+    stored = torch.float32 if dtype is torch.bfloat16 else dtype
+    data = bytearray(_bytes(value["data"]))  # of its own, so that it can be written to
+    if not data:
+        return torch.empty(value["shape"], dtype=dtype)
+    return torch.frombuffer(data, dtype=stored).reshape(value["shape"]).to(dtype)
+
+
+def _read_array(value: dict[str, Any]) -> Any:
+    import numpy as np
+
+    data = np.frombuffer(_bytes(value["data"]), dtype=np.dtype(value["dtype"]))
+    return data.copy().reshape(value["shape"])
+
+
+def _read_dataclass(value: dict[str, Any]) -> Any:
+    found = _find(value["class_path"])
+    return found(**{key: _deserialize(entry) for key, entry in value["data"].items()})
+
+
+def _read_enum(value: dict[str, Any]) -> Any:
+    return _find(value["class_path"])[value["name"]]
+
+
+def _read_dtype(value: dict[str, Any]) -> Any:
+    import torch
+
+    return getattr(torch, value["name"].removeprefix("torch."))
+
+
+def _read_image(value: dict[str, Any]) -> Any:
+    from PIL import Image  # type: ignore[import-not-found, unused-ignore]
+
+    return Image.open(io.BytesIO(_bytes(value["data"])))
+
+
+def _read_bytes(value: dict[str, Any]) -> bytes:
+    return _bytes(value["data"])
+
+
+_READERS = {
+    "tensor": _read_tensor,
+    "ndarray": _read_array,
+    "dataclass": _read_dataclass,
+    "enum": _read_enum,
+    "torch_dtype": _read_dtype,
+    "pil_image": _read_image,
+    "bytes": _read_bytes,
+}
+#: A dict of the user's may have a key "type" too; it is a mark only with all of these.
+_KEYS = {
+    "tensor": {"data", "shape", "dtype"},
+    "ndarray": {"data", "shape", "dtype"},
+    "dataclass": {"class_path", "data"},
+    "enum": {"class_path", "name"},
+    "torch_dtype": {"name"},
+    "pil_image": {"data"},
+    "bytes": {"data"},
+}
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def _path(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _find(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

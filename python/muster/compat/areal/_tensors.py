@@ -1,0 +1,181 @@
+"""Tensors by reference: AReaL's RTensor, or an equal one where it is not installed.
+
+An engine's tensors stay in its worker; what comes back names worker and shard,
+with shape and dtype, and the rows are fetched over HTTP when somebody needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, cast
+
+from ._areal import INSTALLED
+
+_FETCH_SECONDS = 7200.0
+
+
+@dataclass
+class TensorShardInfo:
+    """Where a tensor lies."""
+
+    shard_id: Any
+    node_addr: str
+
+
+@dataclass
+class RTensor:
+    """A tensor that lies in a worker; ``data`` has its shape and dtype, and its rows once fetched."""
+
+    shard: TensorShardInfo
+    data: Any
+
+    def to_local(self) -> Any:
+        """The tensor itself, fetched if it is not here yet."""
+        if self.data.is_meta:
+            self.data = fetch_far(self.shard)
+        return self.data
+
+    @staticmethod
+    def remotize(obj: Any, node_addr: str) -> Any:
+        """Keep every tensor in obj here; what is returned refers to them."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor):
+            tensor = obj.detach().cpu()
+            shard = str(uuid.uuid4())
+            store(shard, tensor)
+            return RTensor(TensorShardInfo(shard, node_addr), tensor.to("meta"))
+        if isinstance(obj, dict):
+            return {key: RTensor.remotize(value, node_addr) for key, value in obj.items()}
+        if isinstance(obj, (list, tuple)):
+            return type(obj)([RTensor.remotize(value, node_addr) for value in obj])
+        return obj
+
+    @staticmethod
+    def localize(obj: Any) -> Any:
+        """Put the tensors in the place of what refers to them."""
+        if isinstance(obj, RTensor):
+            return obj.to_local()
+        if isinstance(obj, dict):
+            return {key: RTensor.localize(value) for key, value in obj.items()}
+        if isinstance(obj, (list, tuple)):
+            return type(obj)([RTensor.localize(value) for value in obj])
+        return obj
+
+    @staticmethod
+    def collect_shards(obj: Any) -> dict[str, list[Any]]:
+        """The shards that obj refers to, by the worker that has them."""
+        found: dict[str, list[Any]] = {}
+        for tensor in _within(obj):
+            found.setdefault(tensor.shard.node_addr, []).append(tensor.shard.shard_id)
+        return found
+
+    @staticmethod
+    async def clear_node(node_addr: str, shard_ids: list[Any]) -> None:
+        """Have a worker let go of shards."""
+        import asyncio
+
+        body = json.dumps({"shard_ids": shard_ids}).encode()
+        request = urllib.request.Request(
+            f"http://{node_addr}/data/clear", body, _JSON, method="DELETE"
+        )
+        await asyncio.get_running_loop().run_in_executor(None, _read, request)
+
+    @property
+    def shape(self) -> Any:
+        """The tensor's shape."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The tensor's dtype."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> Any:
+        """Where the rows are: "meta" until they are fetched."""
+        return self.data.device
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return int(self.data.ndim)
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _within(obj: Any) -> Iterator[RTensor]:
+    if isinstance(obj, RTensor):
+        yield obj
+    elif isinstance(obj, dict):
+        for value in obj.values():
+            yield from _within(value)
+    elif isinstance(obj, (list, tuple)):
+        for value in obj:
+            yield from _within(value)
+
+
+def _read(request: Any) -> bytes:
+    with urllib.request.urlopen(request, timeout=_FETCH_SECONDS) as answer:
+        return cast("bytes", answer.read())
+
+
+def fetch_far(shard: TensorShardInfo) -> Any:
+    """Get a shard from the worker that has it."""
+    from . import _json
+
+    url = f"http://{shard.node_addr}/data/{shard.shard_id}"
+    try:
+        return _json.deserialize_value(json.loads(_read(url)))
+    except urllib.error.HTTPError as error:
+        raise RuntimeError(f"Failed to fetch shard from {url}: {error.code}") from None
+    except OSError as error:
+        raise RuntimeError(f"Failed to fetch shard from {url}: {error}") from error
+
+
+#: The shards of this process.
+_shards: dict[str, Any] = {}
+_lock = Lock()
+
+
+def store(shard_id: str, tensor: Any) -> None:
+    """Keep a tensor under a name."""
+    with _lock:
+        _shards[shard_id] = tensor
+
+
+def fetch(shard_id: str) -> Any:
+    """The tensor of that name; KeyError where there is none."""
+    with _lock:
+        return _shards[shard_id]
+
+
+def remove(shard_id: str) -> int:
+    """Let go of a tensor; how many that were."""
+    with _lock:
+        return 0 if _shards.pop(shard_id, None) is None else 1
+
+
+def storage_stats() -> dict[str, int]:
+    """How many tensors are kept, and their bytes."""
+    with _lock:
+        total = sum(int(tensor.nbytes) for tensor in _shards.values())
+        return {"num_tensors": len(_shards), "total_bytes": total}
+
+
+def home() -> Any:
+    """The module that has RTensor and the shards: AReaL's, or this one."""
+    if not INSTALLED:
+        return sys.modules[__name__]
+    from areal.infra.rpc import (  # type: ignore[import-not-found, unused-ignore]
+        rtensor,
+    )
+
+    return rtensor

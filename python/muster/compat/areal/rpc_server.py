@@ -1,0 +1,115 @@
+"""AReaL's worker server as a program of its own: ``python -m muster.compat.areal.rpc_server``.
+
+It takes the arguments of AReaL's and speaks its protocol. Engines are made and
+called on the main thread; SIGTERM has it end in order: engines are destroyed,
+forks ended, exit code 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ._host import Host, Identity
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments that AReaL's servers take."""
+    made = argparse.ArgumentParser(
+        prog="python -m muster.compat.areal.rpc_server", description="A worker that hosts engines."
+    )
+    made.add_argument("--host", default="0.0.0.0", help="the address to listen on")
+    made.add_argument("--port", type=int, default=0, help="0: any that is free")
+    made.add_argument("--experiment-name", required=True)
+    made.add_argument("--trial-name", required=True)
+    made.add_argument("--role", required=True)
+    made.add_argument("--worker-index", type=int, default=-1)
+    made.add_argument("--name-resolve-type", default="nfs")
+    made.add_argument("--nfs-record-root", default="/tmp/areal/name_resolve")
+    made.add_argument("--etcd3-addr", default="localhost:2379")
+    made.add_argument("--fileroot", default=None)
+    return made
+
+
+class EngineThread:
+    """The main thread, which runs what others leave for it."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """Have something run, and wait for it; from any other thread."""
+        done: Future[Any] = Future()
+        self._work.put((work, done))
+        return done.result()
+
+    def serve(self) -> None:
+        """Run what comes, until SystemExit."""
+        while True:
+            work, done = self._work.get()
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    given = parser().parse_args(arguments)
+    index = int(os.environ.get("SLURM_PROCID", given.worker_index))
+    if index < 0:
+        parser().error("--worker-index is not given, and SLURM_PROCID is not set")
+    host = Host()
+    host.identity = Identity(
+        role=given.role,
+        index=index,
+        experiment_name=given.experiment_name,
+        trial_name=given.trial_name,
+        name_resolve_type=given.name_resolve_type,
+        nfs_record_root=given.nfs_record_root,
+        etcd3_addr=given.etcd3_addr,
+        fileroot=given.fileroot,
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    thread = EngineThread()
+    named = _own_address() if given.host in ("0.0.0.0", "::") else given.host
+    host.serve(given.host, given.port, thread.run, named)
+    sys.stderr.write(f"{given.role}/{index} serves on {host.node_addr}\n")
+    try:
+        thread.serve()
+    except (SystemExit, KeyboardInterrupt):
+        pass
+    finally:
+        for name in reversed(list(host.engines())):
+            try:
+                host.destroy_engine(name)
+            except Exception as error:
+                sys.stderr.write(f"engine {name!r} could not be destroyed: {error}\n")
+        host.close()
+    return 0
+
+
+def _leave(_number: int, _frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would cut short the first
+    raise SystemExit(0)
+
+
+def _own_address() -> str:
+    """The address that this machine is reached at."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # threads of engines have nothing to say in this any more

@@ -1,0 +1,530 @@
+"""`MusterScheduler`: AReaL's scheduler on Muster's clusters.
+
+A role is a cluster of hosts (or several, where its workers differ or each has a
+pool of its own), an engine an object in one of them. Placement, supervision,
+logs and calls are Muster's; here is what AReaL's controllers expect of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import itertools
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import _errors
+from ..._cluster import Cluster
+from ..._config import WorkerConfig
+from ..._refs import get
+from . import _api, _environment, _pools
+from ._host import Host, Identity, Opening, split
+from ._logs import RoleLogs, open_logs
+from ._workers import Command, Refusal, WorkerInfo, failed, reason_of
+
+logger = logging.getLogger("MusterScheduler")
+
+#: Seconds that workers have between SIGTERM, in which engines are destroyed, and SIGKILL.
+_GRACE = 3.0
+_counter = itertools.count()
+#: What every worker needs; AReaL and what it imports come once the environment is complete.
+_PRELOAD = ("muster.compat.areal._host", "muster.compat.areal._http")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class MusterScheduler(_api.Scheduler):
+    """Starts workers, hosts engines in them and calls those, for AReaL's controllers.
+
+    The arguments are those of AReaL's LocalScheduler; ``exp_config`` overrides the
+    others. ``gpu_devices`` names the GPUs to use; by default all that Muster sees.
+    """
+
+    def __init__(
+        self,
+        gpu_devices: list[int] | None = None,
+        log_dir: str | None = None,
+        startup_timeout: float = 30.0,
+        health_check_interval: float = 1.0,
+        *,
+        experiment_name: str | None = None,
+        trial_name: str | None = None,
+        fileroot: str | None = None,
+        enable_tms_offload: bool | None = None,
+        name_resolve_type: str = "nfs",
+        nfs_record_root: str = "/tmp/areal/name_resolve",
+        etcd3_addr: str = "localhost:2379",
+        exp_config: Any = None,
+    ) -> None:
+        self.experiment_name, self.trial_name = experiment_name, trial_name
+        self.fileroot = fileroot
+        self.enable_tms_offload = bool(enable_tms_offload)
+        self.name_resolve_type = name_resolve_type
+        self.nfs_record_root, self.etcd3_addr = nfs_record_root, etcd3_addr
+        self._devices = list(gpu_devices) if gpu_devices else None
+        per_node = None
+        if exp_config is not None:
+            self.experiment_name = exp_config.experiment_name
+            self.trial_name = exp_config.trial_name
+            self.fileroot = exp_config.cluster.fileroot
+            self.enable_tms_offload = bool(getattr(exp_config, "enable_offload", False))
+            resolve = exp_config.cluster.name_resolve
+            self.name_resolve_type = resolve.type
+            self.nfs_record_root, self.etcd3_addr = resolve.nfs_record_root, resolve.etcd3_addr
+            per_node = getattr(exp_config.cluster, "n_gpus_per_node", None)
+        self.exp_config = exp_config
+        self.startup_timeout = startup_timeout
+        self.health_check_interval = health_check_interval
+        self.log_dir = Path(log_dir) if log_dir is not None else self._default_logs()
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        _environment.begin_trial(self)
+        self._per_node: int | None = per_node
+        self._chosen = _pools.Chosen(self._devices) if self._devices else None
+        self._suffix = f".{number}" if (number := next(_counter)) else ""
+        self._logs: RoleLogs | None = None
+        self._workers: dict[str, list[WorkerInfo]] = {}
+        self._shares: dict[str, list[_pools.Share]] = {}
+        self._clusters: dict[str, list[Cluster]] = {}
+        self._colocated_roles: dict[str, str] = {}
+
+    def _default_logs(self) -> Path:
+        for name in ("experiment_name", "trial_name", "fileroot"):
+            if getattr(self, name) is None:
+                raise ValueError(f"give log_dir, or exp_config, or {name} with the two others")
+        user = getpass.getuser()
+        return Path(
+            str(self.fileroot), "logs", user, str(self.experiment_name), str(self.trial_name)
+        )
+
+    @property
+    def gpu_devices(self) -> list[int]:
+        """The GPUs of a node that workers may get."""
+        if self._devices is None:
+            self._devices = list(range(_pools.count_devices()))
+        return self._devices
+
+    @property
+    def n_gpus_per_node(self) -> int:
+        """How many GPUs a node has."""
+        return self._per_node or len(self.gpu_devices)
+
+    # --- workers ---------------------------------------------------------
+
+    def create_workers(self, job: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """Start a role's workers; returns their ids, ``role/index``."""
+        role, count = job.role, job.replicas
+        if role in self._workers or role in self._colocated_roles:
+            raise _api.WorkerCreationError(
+                role, "Worker group already exists", f"call delete_workers({role!r}) first"
+            )
+        if count < 1:
+            raise _api.WorkerCreationError(
+                role, "Invalid configuration", "replicas must be greater than 0"
+            )
+        specs = _spread(role, count, list(job.tasks or []))
+        strategy = job.scheduling_strategy
+        kind = _api.SchedulingStrategyType(strategy.type)
+        if kind == _api.SchedulingStrategyType.colocation:
+            return self._colocate(role, count, strategy)
+        commands = [_command(role, spec) for spec in specs]
+        per_node = self.n_gpus_per_node if any(spec.gpu for spec in specs) else 0
+        shares = _pools.shares(role, specs, per_node, self._chosen)
+        self._shares[role] = shares
+        openings = [
+            Opening(
+                self._identity(role, index),
+                "",
+                max(spec.port_count, 1),
+                _environment.refused(spec.env_vars),
+                command=words,
+            )
+            for index, (spec, words) in enumerate(zip(specs, commands, strict=True))
+        ]
+        self._start(role, shares, openings)
+        return [info.id for info in self._workers[role]]
+
+    def _colocate(self, role: str, count: int, strategy: Any) -> list[str]:
+        target = strategy.target
+        if not target:
+            raise _api.WorkerCreationError(
+                role, "Invalid strategy", "Colocation strategy requires target role to be specified"
+            )
+        owner = self._owner(target)
+        if owner is None:
+            raise _api.WorkerNotFoundError(f"Cannot colocate with role '{target}' - role not found")
+        beside = self._workers[owner]
+        if count != len(beside):
+            raise _api.WorkerCreationError(
+                role,
+                "Replica count mismatch",
+                f"{role} has {count} replicas, {target}, beside which it is to be, {len(beside)}",
+            )
+        if strategy.fork:
+            return self.fork_workers(role, target)
+        self._colocated_roles[role] = target
+        return [info.id for info in beside]
+
+    def fork_workers(self, role: str, target_role: str, command: str | None = None) -> list[str]:
+        """Start a process beside each worker of another role, on its devices and with its
+        environment as it is now. ``command`` is a module to run; else it hosts engines."""
+        owner = self._owner(target_role)
+        if owner is None:
+            raise _api.WorkerNotFoundError(f"Target role '{target_role}' not found for fork")
+        if role in self._workers or role in self._colocated_roles:
+            raise _api.WorkerCreationError(
+                role, "Worker group already exists", f"call delete_workers({role!r}) first"
+            )
+        targets = self._workers[owner]
+        openings = []
+        for index, target in enumerate(targets):
+            target.check()
+            words = ["python", "-m", command, "--host", target.worker.ip] if command else []
+            openings.append(
+                Opening(
+                    self._identity(role, index),
+                    "",
+                    len(target.worker.worker_ports),
+                    target.handle.call("live_env"),
+                    inherits=True,
+                    command=words,
+                    target=target.pid,
+                )
+            )
+        self._start(role, _beside(targets), openings)
+        self._colocated_roles[role] = target_role
+        return [info.id for info in self._workers[role]]
+
+    def _start(self, role: str, shares: list[_pools.Share], openings: list[Opening]) -> None:
+        """Make a role's clusters and open its workers; all of them, or none."""
+        if self._logs is None:
+            self._logs = open_logs(str(self.log_dir))
+        self._clusters[role] = []
+        infos: list[WorkerInfo] = []
+        try:
+            for number, share in enumerate(shares):
+                name = _NOT_IN_NAMES.sub("_", role).lstrip("-.") + self._suffix
+                if len(shares) > 1:
+                    name += f".{number}"
+                if self._logs is not None:
+                    self._logs.follow(name, role)
+                cluster = self._make(name, share)
+                self._clusters[role].append(cluster)
+                infos += _open(cluster, role, share, openings)
+            self._workers[role] = infos
+            if self.exp_config is not None:
+                self._configure(infos)
+        except BaseException as error:
+            self._workers.pop(role, None)
+            self._end(role)
+            if isinstance(error, _errors.MusterError):
+                reason = f"{type(error).__name__}: {error.message}"
+                raise _api.WorkerCreationError(role, reason, str(error)) from error
+            raise
+
+    def _make(self, name: str, share: _pools.Share) -> Cluster:
+        spec = share.spec
+        env = _environment.of(spec, self.enable_tms_offload)
+        deferred = share.pool is not None and share.mapping is None
+        config = WorkerConfig(
+            world_size=len(share.indices),
+            device_mapping=share.mapping,
+            num_gpus_per_worker=spec.gpu if share.mapping else None,
+            span_nodes=share.span,
+            env=env,
+            grace=_GRACE,
+            startup_timeout=max(self.startup_timeout, 1.0),
+            python=_interpreter(spec),
+            preload=_PRELOAD,
+            ray="inherit" if deferred else "",
+        )
+        return Cluster(name, Host, share.pool, config)
+
+    def _configure(self, infos: list[WorkerInfo]) -> None:
+        started = []
+        for rank, info in enumerate(infos):
+            if isinstance(info, Command):
+                self._wait_ready(info.role, [info], self.startup_timeout)
+            started.append(info.configure(self.exp_config, rank))
+        for info, what in zip(infos, started, strict=True):
+            try:
+                info.wait(what)
+            except _errors.WorkerDiedError as error:
+                raise failed(info.id, error) from error
+            except Refusal as error:
+                raise _api.WorkerConfigurationError(
+                    info.id, str(error), str(error.status)
+                ) from error
+            except Exception as error:
+                raise _api.WorkerConfigurationError(info.id, str(error), "500") from error
+
+    def get_workers(self, role: str, timeout: float | None = None) -> list[Any]:
+        """The workers of a role, once all can be called; ``timeout`` is for all together."""
+        owner = self._owner(role)
+        if owner is None:
+            raise _api.WorkerNotFoundError(role)
+        infos = self._workers[owner]
+        for info in infos:
+            info.check()
+        self._wait_ready(role, infos, self.startup_timeout if timeout is None else timeout)
+        return [info.worker for info in infos]
+
+    def _wait_ready(self, role: str, infos: Sequence[WorkerInfo], timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        waiting = [info for info in infos if not info.ready()]
+        while waiting:
+            for info in waiting:
+                info.check()
+            if time.monotonic() > deadline:
+                raise _api.WorkerTimeoutError(role, timeout)
+            time.sleep(min(self.health_check_interval, max(0.0, deadline - time.monotonic())))
+            waiting = [info for info in waiting if not info.ready()]
+
+    def delete_workers(self, role: str | None = None, reverse_order: bool = False) -> None:
+        """End a role's workers, or all: engines are destroyed, forks end first. All of a role's
+        processes are gone on return. They are told to end at once, so ``reverse_order`` changes
+        nothing."""
+        if role is None:
+            for each in [*self._colocated_roles, *self._workers]:
+                if each in self._colocated_roles or each in self._workers:
+                    self.delete_workers(each)
+            if self._logs is not None:
+                self._logs.close()
+                self._logs = None
+            return
+        if role not in self._workers and role not in self._colocated_roles:
+            logger.warning("there is no role %r to delete", role)
+            return
+        for other in [other for other, of in self._colocated_roles.items() if of == role]:
+            self.delete_workers(other)
+        self._colocated_roles.pop(role, None)
+        if self._workers.pop(role, None) is not None:
+            self._end(role)
+
+    def _end(self, role: str) -> None:
+        """Stop a role's clusters and give back what they were on."""
+        clusters = self._clusters.pop(role, [])
+        for cluster in clusters:
+            with contextlib.suppress(_errors.MusterError):
+                cluster.shutdown()
+        _pools.release(self._shares.pop(role, []))
+        if self._logs is not None and clusters:
+            self._logs.drain()
+
+    # --- engines ---------------------------------------------------------
+
+    async def set_worker_env(self, worker_id: str, env: dict[str, str]) -> None:
+        """Change the environment of a living worker, for engines and forks to come."""
+        info = self._find(worker_id)
+        info.check()
+        if not env:
+            return
+        try:
+            await info.awaited(info.set_env({key: str(value) for key, value in env.items()}))
+        except _errors.WorkerDiedError as error:
+            raise failed(worker_id, error) from error
+        except Exception as error:
+            raise _api.SchedulerError(
+                worker_id, f"could not set variables of {worker_id!r}: {error}"
+            ) from error
+
+    async def create_engine(
+        self, worker_id: str, engine: str, engine_name: str | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Make an object of a class, by its import path, in a worker."""
+        info = self._find(worker_id)
+        info.check()
+        if not isinstance(engine, str):
+            raise _api.EngineCreationError(
+                worker_id, f"Engine must be a string import path, got {type(engine)}"
+            )
+        try:
+            started = info.make_engine(engine, engine_name or worker_id, args, kwargs)
+            return await info.awaited(started)
+        except Exception as error:
+            raise _environment.creation_error(info, engine, error) from error
+
+    def call_engine(
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args: Any,
+        rpc_meta: dict[str, Any] | None = None,
+        http_timeout: float = 7200.0,
+        max_retries: int = 3,
+        retry_delay: float = 1.0,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a method of an engine and wait for its result."""
+        info = self._find(worker_id)
+        start = _call(info, method, engine_name, args, kwargs, rpc_meta, http_timeout)
+        reason = ""
+        for attempt in range(1, max_retries + 1):
+            try:
+                return info.wait(start())
+            except Exception as error:
+                reason = reason_of(info, method, attempt, error)
+            if attempt < max_retries:
+                time.sleep(_pause(info, method, attempt, max_retries, retry_delay, reason))
+        raise _api.EngineCallError(worker_id, method, reason or "no attempts", max_retries)
+
+    async def async_call_engine(
+        self,
+        worker_id: str,
+        method: str,
+        engine_name: str | None = None,
+        *args: Any,
+        rpc_meta: dict[str, Any] | None = None,
+        http_timeout: float = 7200.0,
+        max_retries: int = 3,
+        retry_delay: float = 1.0,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a method of an engine and await its result, in any event loop."""
+        info = self._find(worker_id)
+        start = _call(info, method, engine_name, args, kwargs, rpc_meta, http_timeout)
+        reason = ""
+        for attempt in range(1, max_retries + 1):
+            try:
+                return await info.awaited(start())
+            except Exception as error:
+                reason = reason_of(info, method, attempt, error)
+            if attempt < max_retries:
+                pause = _pause(info, method, attempt, max_retries, retry_delay, reason)
+                await asyncio.sleep(pause)
+        raise _api.EngineCallError(worker_id, method, reason or "no attempts", max_retries)
+
+    # --- who is where ----------------------------------------------------
+
+    def _owner(self, role: str) -> str | None:
+        """The role that has the processes of a role."""
+        seen: set[str] = set()
+        while role not in self._workers and role not in seen:
+            seen.add(role)
+            role = self._colocated_roles.get(role, role)
+        return role if role in self._workers else None
+
+    def _find(self, worker_id: str) -> WorkerInfo:
+        for infos in self._workers.values():
+            for info in infos:
+                if info.id == worker_id:
+                    return info
+        raise _api.WorkerNotFoundError(worker_id)
+
+    def _identity(self, role: str, index: int) -> Identity:
+        return Identity(
+            role=role,
+            index=index,
+            experiment_name=str(self.experiment_name),
+            trial_name=str(self.trial_name),
+            name_resolve_type=self.name_resolve_type,
+            nfs_record_root=self.nfs_record_root,
+            etcd3_addr=self.etcd3_addr,
+            fileroot=str(self.fileroot),
+            log_dir=str(self.log_dir),
+        )
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.delete_workers()
+
+
+def _spread(role: str, count: int, tasks: list[Any]) -> list[Any]:
+    """One need for each worker."""
+    if not tasks:
+        tasks = [_api.default_spec()]
+    if len(tasks) == 1:
+        return tasks * count
+    if len(tasks) != count:
+        raise _api.WorkerCreationError(
+            role,
+            "Invalid configuration",
+            f"schedulings length ({len(tasks)}) must be 1 or equal to replicas ({count})",
+        )
+    return tasks
+
+
+def _command(role: str, spec: Any) -> list[str]:
+    """The server to run in a worker; none where that is AReaL's own, which ours stands for."""
+    words = split(spec.cmd or "")
+    if "--port" in words:
+        raise _api.WorkerCreationError(
+            role,
+            "Custom command should not include --port argument",
+            "the scheduler chooses the port, and tells the command",
+        )
+    return [] if any(word in _api.NATIVE_COMMANDS for word in words) else words
+
+
+def _interpreter(spec: Any) -> str | None:
+    """The Python that a role's command names, unless it is just "python"."""
+    words = split(spec.cmd or "")
+    first = words[0] if words else ""
+    named = "/" in first and Path(first).name.startswith("python")
+    return first if named and any(word in _api.NATIVE_COMMANDS for word in words) else None
+
+
+def _beside(targets: list[WorkerInfo]) -> list[_pools.Share]:
+    """The places of other workers, for forks of them."""
+    found: list[_pools.Share] = []
+    for target in targets:
+        if target.share not in found:
+            found.append(target.share)
+    return found
+
+
+def _open(
+    cluster: Cluster, role: str, share: _pools.Share, openings: list[Opening]
+) -> list[WorkerInfo]:
+    """Give the workers of a cluster their places."""
+    handles = cluster.workers
+    addresses = cluster.worker2nodes
+    share = _pools.Share(
+        share.indices, share.spec, cluster.resource_manager, share.mapping, share.span
+    )
+    started = []
+    for handle, index in zip(handles, share.indices, strict=True):
+        openings[index].address = addresses[handle]
+        started.append(handle.open_worker.remote(openings[index]))
+    infos = []
+    for handle, index, ref in zip(handles, share.indices, started, strict=True):
+        ports = [str(port) for port in get(ref)]
+        worker = _api.Worker(id=f"{role}/{index}", ip=openings[index].address, worker_ports=ports)
+        kind = Command if openings[index].command else WorkerInfo
+        infos.append(kind(worker, role, handle, share))
+    return infos
+
+
+def _call(
+    info: WorkerInfo,
+    method: str,
+    engine_name: str | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rpc_meta: Any,
+    timeout: float,
+) -> Callable[[], Any]:
+    """A call that can be started as often as it takes."""
+    name = engine_name or info.id
+    return lambda: info.call(name, method, args, kwargs, rpc_meta, timeout)
+
+
+def _pause(
+    info: WorkerInfo, method: str, attempt: int, attempts: int, delay: float, reason: str
+) -> float:
+    """How long to wait before the next attempt: twice as long each time."""
+    pause: float = delay * 2 ** (attempt - 1)
+    logger.warning(
+        "%s on %s did not succeed (attempt %d of %d): %s; again in %.1f s",
+        method,
+        info.id,
+        attempt,
+        attempts,
+        reason,
+        pause,
+    )
+    return pause

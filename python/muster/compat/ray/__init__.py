@@ -1,0 +1,112 @@
+"""Ray's calls on Muster: ``import muster.compat.ray as ray``.
+
+The calls that RL pipelines make of Ray itself: actors and tasks are services of Muster's,
+refs are its futures, placement groups its pools. docs/ray-calls.md has the table of calls,
+and what differs. Ray itself is neither needed nor imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from . import _state, actor, exceptions, runtime_context, runtime_env, util
+from ._nodes import available_resources, cluster_resources, nodes
+from ._refs import ObjectRef, cancel, get, put, wait
+from ._session import ClientContext, init, is_initialized, shutdown
+from .actor import get_actor, kill, method
+from .runtime_context import SCRIPT_MODE, WORKER_MODE, get_gpu_ids, get_runtime_context
+
+__version__ = "2.60.0"  # whose behaviour this is
+__commit__ = ""
+
+__all__ = [
+    "SCRIPT_MODE",
+    "WORKER_MODE",
+    "ClientContext",
+    "ObjectRef",
+    "__version__",
+    "actor",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "exceptions",
+    "get",
+    "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "install",
+    "is_initialized",
+    "kill",
+    "method",
+    "nodes",
+    "put",
+    "remote",
+    "runtime_context",
+    "runtime_env",
+    "shutdown",
+    "util",
+    "wait",
+]
+
+#: What `install` puts in the place of Ray's modules of the same names.
+_MODULES = (
+    "actor",
+    "exceptions",
+    "remote_function",
+    "runtime_context",
+    "runtime_env",
+    "util",
+    "util.placement_group",
+    "util.scheduling_strategies",
+    "util.timer",
+)
+
+
+def remote(*args: Any, **options: Any) -> Any:
+    """Make an actor class of a class, a remote function of a function.
+
+    Used as ``@ray.remote``, ``@ray.remote(num_gpus=1)`` or ``ray.remote(Class)``.
+    """
+    if len(args) == 1 and not options and callable(args[0]):
+        return _remote(args[0], {})
+    if args or not options:
+        raise TypeError(
+            "remote is used as @ray.remote or with options by name, as @ray.remote(num_cpus=1)"
+        )
+    return lambda thing: _remote(thing, options)
+
+
+def _remote(thing: Any, options: dict[str, Any]) -> Any:
+    from .actor import ActorClass
+    from .remote_function import RemoteFunction
+
+    if isinstance(thing, (ActorClass, RemoteFunction)):
+        raise TypeError(f"{thing!r} is remote already")
+    if isinstance(thing, type):
+        return ActorClass(thing, options)
+    if callable(thing) and hasattr(thing, "__qualname__"):
+        return RemoteFunction(thing, options)
+    raise TypeError(f"remote() takes a class or a function, not {thing!r}")
+
+
+def install() -> None:
+    """Have ``import ray`` find this module, here and in all workers that are made later.
+
+    For code that cannot be edited. Call it before anything imports Ray; where Ray itself is
+    imported already it refuses.
+    """
+    ours = sys.modules[__name__]
+    found = sys.modules.get("ray")
+    if found is not None and found is not ours:
+        raise ImportError(
+            f"Ray itself is imported already, from {getattr(found, '__file__', None)}: call "
+            "muster.compat.ray.install() before that"
+        )
+    sys.modules["ray"] = ours
+    for name in _MODULES:
+        sys.modules[f"ray.{name}"] = importlib.import_module(f"{__name__}.{name}")
+    os.environ[_state.INSTALLED] = "1"

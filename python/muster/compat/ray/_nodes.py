@@ -1,0 +1,128 @@
+"""The nodes of the session as Ray tells of them."""
+
+from __future__ import annotations
+
+import itertools
+from time import monotonic, sleep
+from typing import Any
+
+import muster
+
+from ... import _context
+from . import _state
+
+_turns = itertools.count()
+_JOINING_PATIENCE = 60.0
+_LOOK_EVERY = 0.005
+#: How Ray calls the devices of each kind.
+_KEYS = {"ascend": "NPU"}
+
+
+def _all() -> list[dict[str, Any]]:
+    """The nodes, once those that are just starting are there."""
+    deadline = monotonic() + _JOINING_PATIENCE
+    while True:
+        found = muster.nodes()
+        if all(node["state"] != "joining" for node in found) or monotonic() > deadline:
+            return found
+        sleep(_LOOK_EVERY)
+
+
+def node_id(name: str) -> str:
+    """A node's id, in the form that Ray's have."""
+    return _state.identity(f"node {name}")
+
+
+def here() -> dict[str, Any]:
+    """The node that this process runs on; where none is, the first."""
+    nodes = _all()
+    found: dict[str, Any] = next((node for node in nodes if node["here"]), nodes[0])
+    return found
+
+
+def name_of(ident: str) -> str | None:
+    """The living node of that id, by its name."""
+    alive = (node["name"] for node in _all() if node["state"] == "up")
+    return next((str(name) for name in alive if node_id(name) == ident), None)
+
+
+def in_turn() -> str | None:
+    """One living node after the other, for what is to be spread."""
+    alive = [str(node["name"]) for node in _all() if node["state"] == "up"]
+    return alive[next(_turns) % len(alive)] if alive else None
+
+
+def nodes() -> list[dict[str, Any]]:
+    """All nodes with their ids, addresses and resources."""
+    session = _context.session()
+    logs = "" if session is None else str(session.welcome.get("log_dir", ""))
+    found = []
+    for node in _all():
+        alive = node["state"] == "up"
+        found.append(
+            {
+                "NodeID": node_id(node["name"]),
+                "Alive": alive,
+                "alive": alive,
+                "NodeName": node["name"],
+                "NodeManagerHostname": node["name"],
+                "NodeManagerAddress": node["address"],
+                "NodeManagerPort": 0,
+                "ObjectManagerPort": 0,
+                "ObjectStoreSocketName": f"{logs}/sockets/store" if logs else "",
+                "RayletSocketName": "",
+                "MetricsExportPort": 0,
+                "Resources": _resources(node) if alive else {},
+                "Labels": {},
+            }
+        )
+    return found
+
+
+def cluster_resources() -> dict[str, float]:
+    """What all living nodes have together."""
+    return _sum([_resources(node) for node in _all() if node["state"] == "up"])
+
+
+def available_resources() -> dict[str, float]:
+    """What no pool holds. Muster does not count cores and memory: all of those are there."""
+    total = cluster_resources()
+    status = _context.connection("available_resources()").request("status", {})
+    for pool in status["pools"]:
+        for node in pool["nodes"]:
+            for device in node["devices"]:
+                total[_key(device)] = max(0.0, total.get(_key(device), 0.0) - 1)
+    return {key: amount for key, amount in total.items() if amount}
+
+
+def _key(device: dict[str, Any]) -> str:
+    return _KEYS.get(device["kind"], "GPU")
+
+
+def _resources(node: dict[str, Any]) -> dict[str, float]:
+    found = {
+        "CPU": float(node["cores"]),
+        "memory": float(node["memory"]),
+        f"node:{node['address']}": 1.0,
+    }
+    for device in node["devices"]:
+        found[_key(device)] = found.get(_key(device), 0.0) + 1
+    return found
+
+
+def _sum(parts: list[dict[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for key, amount in part.items():
+            total[key] = total.get(key, 0.0) + amount
+    return total
+
+
+def count_devices() -> int:
+    """How many devices there are in all."""
+    return sum(len(node["devices"]) for node in _all())
+
+
+def first_address() -> str:
+    """Where the first node is reached."""
+    return str(_all()[0]["address"])

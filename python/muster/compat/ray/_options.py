@@ -1,0 +1,218 @@
+"""What ``remote`` and ``options`` take, and what comes of it: a `WorkerConfig`, a place.
+
+Refuses what Ray refuses. Options that only tune Ray's scheduler are taken and have no
+effect; docs/ray-calls.md lists them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ... import WorkerConfig
+from . import _devices, _nodes, _state
+from .util.placement_group import PlacementGroup
+from .util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+_COMMON = {
+    "accelerator_type",
+    "enable_task_events",
+    "fallback_strategy",
+    "label_selector",
+    "memory",
+    "name",
+    "num_cpus",
+    "num_gpus",
+    "object_store_memory",
+    "placement_group",
+    "placement_group_bundle_index",
+    "placement_group_capture_child_tasks",
+    "resources",
+    "runtime_env",
+    "scheduling_strategy",
+    "_labels",
+    "_metadata",
+}
+_TASK = _COMMON | {"max_calls", "max_retries", "num_returns", "retry_exceptions"}
+_ACTOR = _COMMON | {
+    "allow_out_of_order_execution",
+    "concurrency_groups",
+    "enable_tensor_transport",
+    "get_if_exists",
+    "lifetime",
+    "max_concurrency",
+    "max_pending_calls",
+    "max_restarts",
+    "max_task_retries",
+    "namespace",
+}
+#: What a runtime_env may hold. Others would make an environment that Muster does not make.
+_ENVIRONMENT = {"env_vars", "working_dir", "py_modules", "config", "eager_install"}
+_FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
+#: Seconds between asking an actor to end and ending it: Ray asks not at all.
+_GRACE = 1.0
+
+
+def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
+    """The options that somebody gave, or the error that names the first that cannot be."""
+    kind, known = ("actors", _ACTOR) if actor else ("tasks", _TASK)
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(
+                f"{key!r} is no option of {kind}; they have {', '.join(sorted(known))}"
+            )
+        if key in ("num_cpus", "num_gpus", "memory"):
+            _check_amount(key, value)
+        elif key in ("name", "namespace"):
+            _check_name(key, value)
+        elif key == "lifetime" and value not in (None, "detached", "non_detached"):
+            raise ValueError(f"lifetime is {value!r}; it is 'detached', 'non_detached' or None")
+        elif (
+            key == "max_concurrency" and value is not None and (type(value) is not int or value < 1)
+        ):
+            raise ValueError(f"max_concurrency is {value!r}; it is a whole number from 1 on")
+        elif key == "max_restarts" and (type(value) is not int or value < -1):
+            raise ValueError(f"max_restarts is {value!r}; it is a whole number, or -1 for ever")
+        elif key == "resources":
+            _check_resources(value)
+        elif key == "scheduling_strategy":
+            _check_strategy(value)
+    if options.get("lifetime") == "detached" and not options.get("name"):
+        raise ValueError("a detached actor is found by its name: give it one")
+    if options.get("get_if_exists") and not options.get("name"):
+        raise ValueError("get_if_exists=True goes with a name")
+    if options.get("placement_group") is not None and options.get("scheduling_strategy"):
+        raise ValueError("give placement_group, or a scheduling_strategy that has one, not both")
+    return dict(options)
+
+
+def _check_amount(key: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{key} is {value!r}; it is a number")
+    if value < 0:
+        raise ValueError(f"{key} is {value}; it is 0 or more")
+    if key == "num_gpus" and value > 1 and value != int(value):
+        raise ValueError(f"num_gpus is {value}; above 1 it is a whole number")
+
+
+def _check_name(key: str, value: Any) -> None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{key} is {value!r}; it is text")
+    if value == "":
+        raise ValueError(f'"" is not a {key} of an actor')
+
+
+def _check_resources(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise TypeError(f"resources is {value!r}; it is a dict")
+    for key, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
+        if key in value:
+            raise ValueError(f"resources has {key!r}: use {option} for that")
+
+
+def _check_strategy(value: Any) -> None:
+    known = (
+        PlacementGroupSchedulingStrategy,
+        NodeAffinitySchedulingStrategy,
+        NodeLabelSchedulingStrategy,
+    )
+    if value is not None and value not in ("DEFAULT", "SPREAD") and not isinstance(value, known):
+        raise TypeError(
+            f"scheduling_strategy is {value!r}; it is 'DEFAULT', 'SPREAD', a PlacementGroup-, "
+            "NodeAffinity- or NodeLabelSchedulingStrategy"
+        )
+
+
+def environment(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `WorkerConfig` that a runtime_env gives."""
+    given = options.get("runtime_env") or {}
+    strange = sorted(set(given) - _ENVIRONMENT)
+    if strange:
+        raise ValueError(
+            f"runtime_env has {', '.join(strange)}; Muster takes {', '.join(sorted(_ENVIRONMENT))} "
+            "and runs in the environment that is there: prepare it before the start"
+        )
+    variables = given.get("env_vars") or {}
+    for key, value in variables.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars[{key!r}] is {value!r}; both sides are text")
+    # What a user says comes last, also where Muster has a word of its own.
+    found: dict[str, Any] = {"env": dict(variables), "rank_env": True}
+    if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
+        found["preload"] = ("muster.compat.ray._installed",)
+    if given.get("working_dir"):
+        found["working_dir"] = given["working_dir"]
+    if given.get("py_modules"):
+        found["py_modules"] = list(given["py_modules"])
+    return found
+
+
+def group_of(options: Mapping[str, Any]) -> tuple[PlacementGroup | None, int]:
+    """The placement group that is asked for, and its bundle; -1 for any."""
+    strategy = options.get("scheduling_strategy")
+    group = options.get("placement_group")
+    index = options.get("placement_group_bundle_index", -1)
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        group, index = strategy.placement_group, strategy.placement_group_bundle_index
+    if group in (None, "default"):
+        return None, -1
+    if not isinstance(group, PlacementGroup):
+        raise TypeError(f"placement_group is {group!r}; it is what placement_group() returns")
+    return group, index
+
+
+def node_of(options: Mapping[str, Any]) -> str | None:
+    """The node that is asked for, by its name."""
+    strategy = options.get("scheduling_strategy")
+    if strategy == "SPREAD":
+        return _nodes.in_turn()
+    if isinstance(strategy, NodeAffinitySchedulingStrategy):
+        name = _nodes.name_of(strategy.node_id)
+        if name is None and not strategy.soft:
+            raise ValueError(
+                f"there is no node {strategy.node_id} that is alive; nodes() lists those there are"
+            )
+        return name
+    return None
+
+
+def configured(options: Mapping[str, Any]) -> tuple[WorkerConfig, _devices.Share | None]:
+    """What surrounds an actor or a task's worker, and the devices that it takes."""
+    fields = environment(options)
+    group, index = group_of(options)
+    share: _devices.Share | None = None
+    gpus = options.get("num_gpus") or 0
+    if group is not None:
+        share = _devices.of_group(group, index, gpus)
+    elif gpus:
+        share = _devices.anywhere(gpus, node_of(options))
+    else:
+        fields["node"] = node_of(options)
+    if share is not None:
+        fields |= share.fields()
+    restarts = options.get("max_restarts") or 0
+    if restarts:
+        fields["on_failure"] = "restart_worker"
+        fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
+        fields["restart_window"] = 1e8
+    return WorkerConfig(
+        max_concurrency=options.get("max_concurrency"), grace=_GRACE, **fields
+    ), share
+
+
+def amounts(options: Mapping[str, Any], *, actor: bool) -> dict[str, float]:
+    """What an actor or a task has taken, as it is told by its runtime context."""
+    found = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
+    if found["CPU"] is None:
+        found["CPU"] = 0 if actor else 1
+    found |= options.get("resources") or {}
+    return {key: float(value) for key, value in found.items() if value}

@@ -1,0 +1,147 @@
+"""From `init` to `shutdown`: Ray's arguments as Muster's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import muster
+
+from ... import _context
+from . import _devices, _nodes, _options, _state
+from .util.placement_group import forget as _forget_groups
+
+#: What only concerns processes of Ray's own.
+_RAYS_OWN = frozenset(
+    (
+        "configure_logging",
+        "dashboard_host",
+        "dashboard_port",
+        "enable_resource_isolation",
+        "include_dashboard",
+        "job_config",
+        "labels",
+        "logging_config",
+        "logging_format",
+        "logging_level",
+        "object_store_memory",
+        "system_reserved_cpu",
+        "system_reserved_memory",
+    )
+)
+
+
+class ClientContext(dict[str, Any]):
+    """What `init` returns: the addresses of the session; leaving its ``with`` ends it."""
+
+    @property
+    def address_info(self) -> dict[str, Any]:
+        """The addresses."""
+        return dict(self)
+
+    dashboard_url = ""
+
+    def disconnect(self) -> None:
+        """End the session."""
+        shutdown()
+
+    def __enter__(self) -> ClientContext:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        shutdown()
+
+
+class _Job:
+    """What `init` set, to be taken back by `shutdown`."""
+
+    open = False
+    before: dict[str, str | None]
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: dict[str, float] | None = None,
+    namespace: str | None = None,
+    runtime_env: dict[str, Any] | None = None,
+    ignore_reinit_error: bool = False,
+    log_to_driver: bool = True,
+    local_mode: bool = False,
+    **more: Any,
+) -> ClientContext:
+    """Start Muster, or take part in what runs.
+
+    ``address`` is ``None``, "auto" or "local" for this machine, the path of a Muster head's
+    socket, or ``host:port`` of a Ray cluster, whose nodes are then used. ``num_gpus`` beyond
+    what the machine has are stand-ins, as Ray's are.
+    """
+    if strange := sorted(key for key in more if key not in _RAYS_OWN and not key.startswith("_")):
+        raise RuntimeError(f"init() does not know {', '.join(strange)}")
+    if local_mode:
+        raise ValueError("local_mode is not there: actors and tasks are processes")
+    if namespace is not None and (not isinstance(namespace, str) or not namespace):
+        raise ValueError(f"namespace is {namespace!r}; it is text")
+    environment = _options.environment({"runtime_env": runtime_env})
+    if (_Job.open and is_initialized()) or _is_worker():
+        if ignore_reinit_error:
+            return _context_of()
+        raise RuntimeError(
+            "ray.init() was called before. Call ray.shutdown() first, or pass "
+            "ignore_reinit_error=True"
+        )
+    _start(address, num_gpus, log_to_driver)
+    variables = dict(environment["env"])
+    if namespace:
+        variables[_state.NAMESPACE] = namespace
+    _Job.before = {key: os.environ.get(key) for key in variables}
+    os.environ.update(variables)  # workers inherit it, and their workers
+    _Job.open = True
+    return _context_of()
+
+
+def _start(address: str | None, num_gpus: int | None, logs: bool) -> None:
+    if _context.session() is not None:
+        return
+    if address in (None, "auto", "local"):
+        muster.init(log_to_stderr=logs)
+    elif os.sep in address:
+        muster.init(address=address, log_to_stderr=logs)
+    else:
+        muster.init(address=address, backend="ray", log_to_stderr=logs)
+    if num_gpus and _nodes.count_devices() < num_gpus:
+        muster.shutdown()
+        muster.init(virtual=f"1x{num_gpus}", log_to_stderr=logs)
+
+
+def _is_worker() -> bool:
+    return _context._process.worker is not None
+
+
+def _context_of() -> ClientContext:
+    session = _context.session()
+    address = "" if session is None else str(session.welcome.get("address", ""))
+    return ClientContext(address=address, node_ip_address=_nodes.first_address())
+
+
+def shutdown(_exiting_interpreter: bool = False) -> None:
+    """End everything that the script made. It may be called again."""
+    if _is_worker():
+        return  # the session is the script's
+    if _Job.open:
+        _Job.open = False
+        for key, value in _Job.before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+    _forget_groups()
+    _devices.forget()
+    muster.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether there is a session: always in workers."""
+    return _is_worker() or _context.session() is not None

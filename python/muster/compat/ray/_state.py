@@ -1,0 +1,53 @@
+"""Who this process is: an actor, a task's worker or the script; and what its job is.
+
+What all workers of a job have to know travels in the environment, which workers inherit
+also where somebody else makes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+
+NAMESPACE = "MUSTER_RAY_NAMESPACE"
+INSTALLED = "MUSTER_RAY_INSTALLED"
+#: Of scripts that do not name one: sessions are apart anyway.
+_DEFAULT_NAMESPACE = "default"
+
+
+@dataclass
+class Actor:
+    """An actor's identity; empty in scripts and in workers that are no actor's."""
+
+    ident: str = ""
+    name: str = ""
+    namespace: str = ""
+    resources: dict[str, float] = field(default_factory=dict)
+    group: str = ""  # the placement group, if any
+
+
+class _Process:
+    actor = Actor()
+    worker = False  # a process that was made for actors or tasks
+
+
+def enter(actor: Actor) -> None:
+    """Be an actor's process, or a task's."""
+    _Process.actor = actor
+    _Process.worker = True
+
+
+def actor() -> Actor:
+    """The actor that this process is."""
+    return _Process.actor
+
+
+def namespace() -> str:
+    """Where names are looked for by default."""
+    return os.environ.get(NAMESPACE) or _DEFAULT_NAMESPACE
+
+
+def identity(text: str, digits: int = 56) -> str:
+    """A name as an id of the length that Ray's have."""
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]

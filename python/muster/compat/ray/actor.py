@@ -1,0 +1,327 @@
+"""Actors: classes that ``remote`` decorated, handles of living ones, their methods.
+
+An actor is a service of Muster's whose object is a `_host.Host`. A handle holds the service
+and what is known of the class; it can be sent to others.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from ... import _errors, _service
+from ..._calling import ONE_RANK
+from . import _devices, _host, _names, _options, _state
+from ._refs import ObjectRef, failed, namespace_of, passed
+from .exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, translate
+
+#: Methods that every actor has.
+_SPECIAL = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
+
+
+def method(*args: Any, **options: Any) -> Any:
+    """Say of an actor's method what it returns: ``@ray.method(num_returns=2)``."""
+    if args or not options:
+        raise TypeError("method() is used with options, as @ray.method(num_returns=2)")
+    known = ("num_returns", "concurrency_group", "max_task_retries", "retry_exceptions")
+    strange = sorted(set(options) - {*known, "enable_task_events", "tensor_transport"})
+    if strange:
+        raise ValueError(f"method() has no option {', '.join(strange)}")
+
+    def mark(function: Any) -> Any:
+        function.__ray_method__ = options
+        return function
+
+    return mark
+
+
+class _Methods:
+    """The methods of an actor's class: how many values each returns, what it takes."""
+
+    def __init__(self, cls: type) -> None:
+        self.returns: dict[str, int] = {}
+        self.signatures: dict[str, inspect.Signature] = {}
+        for name, function in inspect.getmembers(cls, callable):
+            if name.startswith("__") and name not in ("__init__", "__call__"):
+                continue
+            given = getattr(function, "__ray_method__", {})
+            self.returns[name] = given.get("num_returns") or 1
+            bound = isinstance(inspect.getattr_static(cls, name), (staticmethod, classmethod))
+            signature = _signature(function, skip=not bound)
+            if signature is not None:
+                self.signatures[name] = signature
+
+    def check(self, where: str, name: str, args: Any, kwargs: Any) -> None:
+        signature = self.signatures.get(name)
+        if signature is None:
+            return
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{where}.{name}() cannot be called so: {error}") from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"returns": self.returns, "signatures": {}}  # defaults may be anything
+
+
+def _signature(function: Any, *, skip: bool) -> inspect.Signature | None:
+    try:
+        found = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    params = list(found.parameters.values())
+    if skip and params and params[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        params = params[1:]
+    return found.replace(parameters=params)
+
+
+class ActorClass:
+    """A class whose objects are actors: ``cls.remote(...)`` makes one."""
+
+    def __init__(self, cls: Any, options: Mapping[str, Any], *more: Any) -> None:
+        if more or not isinstance(cls, type):
+            raise TypeError("an actor class cannot be inherited from: inherit, then decorate")
+        self.__muster_class__ = cls
+        self.__ray_actor_class__ = cls
+        self.__ray_metadata__ = SimpleNamespace(modified_class=cls, class_name=cls.__name__)
+        self.__name__ = cls.__name__
+        self.__qualname__ = cls.__qualname__
+        self.__module__ = cls.__module__
+        self.__doc__ = cls.__doc__
+        self._options = _options.checked(options, actor=True)
+        self._methods = _Methods(cls)
+
+    def options(self, **options: Any) -> ActorClass:
+        """The same with other options."""
+        made = copy.copy(self)
+        made._options = _options.checked({**self._options, **options}, actor=True)
+        return made
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Make an actor. It returns when its process runs; the constructor runs there."""
+        options, cls = self._options, self.__muster_class__
+        self._methods.check(self.__name__, "__init__", args, kwargs)
+        namespace = namespace_of(options.get("namespace"))
+        name = options.get("name") or ""
+        service = _names.service_name(namespace, name) if name else _names.nameless(self.__name__)
+        reuse = bool(options.get("get_if_exists"))
+        if reuse:
+            try:
+                return ActorHandle(_service.get_service(service), self._methods, self.__name__)
+            except _errors.NotFoundError:
+                pass
+        config, share = _options.configured(options)
+        group, _ = _options.group_of(options)
+        actor = _state.Actor(
+            ident=_state.identity(service, 32),
+            name=name,
+            namespace=namespace,
+            resources=_options.amounts(options, actor=True),
+            group="" if group is None else group.id,
+        )
+        host = _host.AsyncHost if is_async(cls) else _host.Host
+        spec = _host.Spec(_host.locate(cls), args, kwargs, actor)
+        try:
+            made = _service.create(host, service, (spec,), config=config, get_or_create=reuse)
+        except _errors.InvalidArgumentError as error:
+            _release(share)
+            if name and "living service" in str(error):
+                raise ActorAlreadyExistsError(
+                    f"there is a living actor {name!r} in namespace {namespace!r} already: use "
+                    "another name, kill() it, or take it with get_if_exists=True"
+                ) from None
+            raise
+        except BaseException:
+            _release(share)
+            raise
+        if share is not None:
+            share.use(made)
+        made.construct.remote()
+        return ActorHandle(made, self._methods, self.__name__, share)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: it would run here."""
+        raise TypeError(f"{self.__name__} is an actor class: make one by {self.__name__}.remote()")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "__muster_class__" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__muster_class__, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.__muster_class__)})
+
+    def __repr__(self) -> str:
+        return f"ActorClass({self.__name__})"
+
+    def __reduce__(self) -> Any:
+        return _actor_class, (_host.locate(self.__muster_class__), self._options)
+
+
+def _actor_class(found: Any, options: Mapping[str, Any]) -> ActorClass:
+    return ActorClass(_host.resolve(found), options)
+
+
+def is_async(cls: type) -> bool:
+    """Whether a class has ``async def`` methods, and so runs its calls side by side."""
+    return any(
+        inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        for _, function in inspect.getmembers(cls, inspect.isfunction)
+    )
+
+
+def _release(share: _devices.Share | None) -> None:
+    if share is not None:
+        share.release()
+
+
+class ActorMethod:
+    """A method of an actor: ``method.remote(...)`` calls it."""
+
+    def __init__(self, handle: ActorHandle, name: str, returns: int) -> None:
+        self._handle = handle
+        self._name = name
+        self._returns = returns
+
+    def options(self, **options: Any) -> ActorMethod:
+        """The same with other options, of which ``num_returns`` has an effect."""
+        return ActorMethod(self._handle, self._name, options.get("num_returns") or self._returns)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Start the call; a ref of what it returns, or a list of them."""
+        return self._handle._start(self._name, args, kwargs, self._returns)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: it would run here."""
+        raise TypeError(f"{self._name} is an actor's method: call it by {self._name}.remote()")
+
+
+class ActorHandle:
+    """A living actor: ``handle.method.remote(...)`` calls it and returns a ref."""
+
+    def __init__(
+        self,
+        service: Any,
+        methods: _Methods | None,
+        class_name: str = "",
+        share: _devices.Share | None = None,
+    ) -> None:
+        self._service = service
+        self._methods = methods
+        self._class_name = class_name
+        self._share = share
+
+    @property
+    def _actor_id(self) -> ActorID:
+        return ActorID(_state.identity(self._service.name, 32))
+
+    _ray_actor_id = _actor_id
+
+    def _start(self, name: str, args: Any, kwargs: Any, returns: int = 1) -> Any:
+        ident = self._actor_id.hex()
+        if self._methods is not None and name not in _SPECIAL:
+            self._methods.check(self._class_name, name, args, kwargs)
+        values = [passed(value) for value in (*args, *kwargs.values())]
+        try:
+            group = self._service._cluster._group()
+            call = group.start(
+                group.method("call"), ONE_RANK, 0, (name, tuple(kwargs), *values), {}, None
+            )
+        except _errors.MusterError as error:
+            refused = translate(error, ident)
+            if not isinstance(refused, RayActorError):
+                raise refused from None
+            return spread(failed(refused, ident), returns)
+        return spread(ObjectRef(call, actor=ident), returns)
+
+    def _end(self) -> None:
+        """End the process, and give back what it held."""
+        try:
+            self._service.shutdown()
+        finally:
+            _release(self._share)
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        methods = self.__dict__.get("_methods")
+        if name in _SPECIAL:
+            return ActorMethod(self, name, 1)
+        if methods is None and name.startswith("_"):
+            raise AttributeError(f"an actor's handle has no attribute {name!r}")
+        if methods is not None and name not in methods.returns:
+            raise AttributeError(f"{self._class_name} has no method {name!r}")
+        return ActorMethod(self, name, 1 if methods is None else methods.returns[name])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and self._service == other._service
+
+    def __hash__(self) -> int:
+        return hash(self._service)
+
+    def __reduce__(self) -> Any:
+        return ActorHandle, (self._service, self._methods, self._class_name)
+
+    def __repr__(self) -> str:
+        return f"Actor({self._class_name or self._service.name}, {self._actor_id.hex()})"
+
+
+class ActorID(str):
+    """An actor's id."""
+
+    __slots__ = ()
+
+    def hex(self) -> str:
+        """The id, as text."""
+        return str(self)
+
+    def binary(self) -> bytes:
+        """The id."""
+        return bytes.fromhex(self)
+
+
+def spread(ref: ObjectRef, returns: int) -> Any:
+    """One ref, or one for each of the values that a call returns together."""
+    if returns == 1:
+        return ref
+    if not isinstance(returns, int) or returns < 0:
+        raise ValueError(f"num_returns is {returns!r}; Muster takes a whole number")
+    if not returns:
+        return None
+    return [
+        ObjectRef(ref._ref, box=ref._box, actor=ref._actor, index=index) for index in range(returns)
+    ]
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """The living actor of that name."""
+    if not name:
+        raise ValueError("get_actor() takes the name of an actor")
+    where = namespace_of(namespace)
+    try:
+        return ActorHandle(_service.get_service(_names.service_name(where, name)), None)
+    except _errors.NotFoundError:
+        raise ValueError(
+            f"there is no living actor {name!r} in namespace {where!r}; it was not made, has "
+            "ended, or has another namespace (get_actor(name, namespace=...))"
+        ) from None
+
+
+def kill(actor: Any, *, no_restart: bool = True) -> None:
+    """End an actor's process; its calls raise `ActorDiedError`, now and later."""
+    if not isinstance(actor, ActorHandle):
+        raise ValueError(f"kill() takes an actor's handle, not a {type(actor).__name__}")
+    if not no_restart:
+        raise NotImplementedError("kill(no_restart=False): Muster restarts what dies by itself")
+    actor._end()
+
+
+def exit_actor() -> None:
+    """End the actor that this is called in."""
+    if not _state.actor().ident:
+        raise TypeError("exit_actor() ends the actor that calls it, and this is none")
+    _host.leave()
+
+
+__all__ = ["ActorClass", "ActorDiedError", "ActorHandle", "ActorMethod", "exit_actor", "method"]

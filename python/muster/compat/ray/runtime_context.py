@@ -1,0 +1,130 @@
+"""What code can ask about where it runs."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+from ... import _context, _service
+from ..._runtime.current import current_call
+from . import _names, _nodes, _state
+
+SCRIPT_MODE, WORKER_MODE = 0, 1
+
+
+class RuntimeContext:
+    """Where this code runs: job, node, actor, namespace."""
+
+    @property
+    def worker(self) -> Any:
+        """``mode`` tells a script from a worker."""
+        mode = SCRIPT_MODE if _context._process.worker is None else WORKER_MODE
+        return SimpleNamespace(mode=mode, worker_id=self.get_worker_id())
+
+    @property
+    def namespace(self) -> str:
+        """Where names are looked for by default."""
+        return _state.namespace()
+
+    @property
+    def gcs_address(self) -> str:
+        """The address of what holds the session together: the head's."""
+        session = _context.session()
+        if session is not None:
+            return str(session.welcome.get("address", ""))
+        worker = _context._process.worker
+        return "" if worker is None else worker.address
+
+    def get_job_id(self) -> str:
+        """The session's id."""
+        return _state.identity(os.path.dirname(self.gcs_address), 8)
+
+    job_id = property(get_job_id)
+
+    def get_node_id(self) -> str:
+        """The id of the node that this runs on."""
+        return _nodes.node_id(_nodes.here()["name"])
+
+    node_id = property(get_node_id)
+
+    def get_worker_id(self) -> str:
+        """This process's id."""
+        return _state.identity(f"{self.get_job_id()} {os.uname().nodename} {os.getpid()}")
+
+    def get_actor_id(self) -> str | None:
+        """The id of the actor that this runs in, if it does."""
+        return _state.actor().ident or None
+
+    actor_id = property(get_actor_id)
+
+    def get_actor_name(self) -> str | None:
+        """Its name; empty where it has none."""
+        return _state.actor().name if _state.actor().ident else None
+
+    def get_task_id(self) -> str | None:
+        """The id of the call that this runs in, if it does."""
+        call = current_call()
+        return _state.identity(f"call {call}", 48) if call else None
+
+    task_id = property(get_task_id)
+
+    @property
+    def current_actor(self) -> Any:
+        """A handle of the actor that this runs in."""
+        from .actor import ActorHandle
+
+        actor = _state.actor()
+        if not actor.ident:
+            raise RuntimeError("this runs in no actor")
+        name = os.environ.get("CLUSTER_NAME", "")
+        if actor.name:
+            name = _names.service_name(actor.namespace, actor.name)
+        return ActorHandle(_service.get_service(name), None)
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """What this actor or task has taken."""
+        return dict(_state.actor().resources)
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """The devices that this process may use, by their kind."""
+        return {"GPU": [str(ident) for ident in get_gpu_ids()]}
+
+    def get_placement_group_id(self) -> str | None:
+        """The placement group that this actor is in, if any."""
+        return _state.actor().group or None
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        """False: it is not told."""
+        return False
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """Empty: what was asked for is in the environment."""
+        return {}
+
+    def get(self) -> dict[str, Any]:
+        """All of it that there is."""
+        found: dict[str, Any] = {"job_id": self.get_job_id(), "node_id": self.get_node_id()}
+        found["namespace"] = self.namespace
+        if self.get_actor_id():
+            found["actor_id"] = self.get_actor_id()
+        return found
+
+
+_context_of_process = RuntimeContext()
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Where this code runs."""
+    _context.connection("get_runtime_context()")
+    return _context_of_process
+
+
+def get_gpu_ids() -> list[Any]:
+    """The devices of this actor or task, by their numbers on the node."""
+    if not _state.actor().resources.get("GPU"):
+        return []
+    text = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [int(part) if part.isdigit() else part for part in text.split(",") if part]

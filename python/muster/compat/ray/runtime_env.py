@@ -1,0 +1,16 @@
+"""`RuntimeEnv`: what surrounds actors and tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RuntimeEnv(dict[str, Any]):
+    """A dict of ``env_vars``, ``working_dir``, ``py_modules``."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__({key: value for key, value in fields.items() if value is not None})
+
+    def env_vars(self) -> dict[str, str]:
+        """The variables."""
+        return dict(self.get("env_vars") or {})

@@ -1,0 +1,243 @@
+"""Placement groups: each bundle is a pool of Muster's, all reserved or none.
+
+A group can be sent to others, who use the same pools; it is its maker's to remove.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .... import ResourceManager, _errors
+
+if TYPE_CHECKING:
+    from .._refs import ObjectRef
+
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+#: Seconds that `ready` waits for what others hold.
+_PATIENCE = 30.0
+_DEVICES = ("GPU", "NPU")
+
+_groups: dict[str, PlacementGroup]
+
+
+class PlacementGroup:
+    """Bundles of resources that are reserved together."""
+
+    def __init__(self, bundles: list[dict[str, float]], strategy: str, name: str) -> None:
+        self._id = uuid.uuid4().hex[:36]
+        self._bundles = bundles
+        self._strategy = strategy
+        self._name = name
+        self._reserved: list[Bundle] = []
+        self._removed = False
+
+    @property
+    def id(self) -> str:
+        """The group's id."""
+        return self._id
+
+    @property
+    def bundle_specs(self) -> list[dict[str, float]]:
+        """What each bundle has."""
+        return [dict(bundle) for bundle in self._bundles]
+
+    @property
+    def bundle_count(self) -> int:
+        """How many bundles there are."""
+        return len(self._bundles)
+
+    @property
+    def is_empty(self) -> bool:
+        """False: there is no group of nothing."""
+        return False
+
+    def ready(self) -> ObjectRef:
+        """A ref of this group as soon as all of it is reserved; an error if it cannot be."""
+        from .._refs import failed, settled
+        from ..exceptions import translate
+
+        try:
+            self._reserve(_PATIENCE)
+        except _errors.MusterError as error:
+            return failed(translate(error))
+        return settled(self)
+
+    def wait(self, timeout_seconds: float = _PATIENCE) -> bool:
+        """Whether all of it is reserved within so many seconds."""
+        try:
+            self._reserve(timeout_seconds)
+        except _errors.ResourceError:
+            return False
+        return True
+
+    def reserved(self) -> list[Bundle]:
+        """What each bundle has."""
+        self._reserve(_PATIENCE)
+        return self._reserved
+
+    def bundles_now(self) -> list[Bundle]:
+        """As `reserved`, without waiting."""
+        return self._reserved
+
+    def _reserve(self, timeout: float) -> None:
+        if self._removed:
+            raise _errors.ReleasedError(f"the placement group {self._name or self._id} was removed")
+        if self._reserved:
+            return
+        made: list[ResourceManager] = []
+        try:
+            self._reserved = _reserve(self._bundles, self._strategy, timeout, made)
+        except BaseException:
+            for manager in made:
+                manager.destroy_placement_group()
+            raise
+
+    def _remove(self) -> None:
+        self._removed = True
+        reserved, self._reserved = self._reserved, []
+        for manager in {bundle.manager.id: bundle.manager for bundle in reserved}.values():
+            manager.destroy_placement_group()
+
+    def _state(self) -> str:
+        if self._removed:
+            return "REMOVED"
+        return "CREATED" if self._reserved else "PENDING"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementGroup) and self._id == other._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"PlacementGroup({self._name or self._id})"
+
+
+_groups = {}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a bundle has: devices of one node of a pool."""
+
+    manager: ResourceManager
+    node: int  # its index in the pool
+    first: int  # its first device there
+    count: int
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """What tells it from others."""
+        return self.manager.id, self.node, self.first
+
+    @property
+    def node_name(self) -> str:
+        """The node, by its name."""
+        return str(self.manager.nodes[self.node]["name"])
+
+    def device(self, index: int) -> int:
+        """The number of one of its devices in the pool."""
+        return self.node * self.manager.gpu_per_node + self.first + index
+
+
+def _reserve(
+    bundles: list[dict[str, float]], strategy: str, timeout: float, made: list[ResourceManager]
+) -> list[Bundle]:
+    """Reserve pools, noted as they are made: one for bundles that share a node, one for alike
+    bundles on nodes of their own, else one each."""
+
+    def pool(number: int, gpus: int, cpus: float) -> ResourceManager:
+        made.append(ResourceManager(gpus, number, timeout=max(timeout, 0.01), cpus_per_node=cpus))
+        return made[-1]
+
+    gpus = [int(sum(bundle.get(key, 0) for key in _DEVICES)) for bundle in bundles]
+    cpus = [float(bundle.get("CPU", 0)) for bundle in bundles]
+    if strategy == "STRICT_PACK":
+        one = pool(1, sum(gpus), sum(cpus))
+        return [Bundle(one, 0, sum(gpus[:i]), count) for i, count in enumerate(gpus)]
+    if strategy == "STRICT_SPREAD":
+        if len(set(gpus)) > 1:
+            raise _errors.InvalidArgumentError(
+                "bundles of STRICT_SPREAD have the same number of GPUs each; these have "
+                f"{', '.join(map(str, gpus))}: make a group of each kind"
+            )
+        spread = pool(len(bundles), gpus[0], max(cpus))
+        return [Bundle(spread, i, 0, count) for i, count in enumerate(gpus)]
+    pairs = zip(gpus, cpus, strict=True)
+    return [Bundle(pool(1, count, some), 0, 0, count) for count, some in pairs]
+
+
+def placement_group(
+    bundles: list[dict[str, float]],
+    strategy: str = "PACK",
+    name: str = "",
+    lifetime: str | None = None,
+    **_ignored: Any,
+) -> PlacementGroup:
+    """Reserve bundles of resources; what is there now is reserved at once."""
+    if not isinstance(bundles, list) or not bundles:
+        raise ValueError("bundles is a list of dicts, one at least")
+    for bundle in bundles:
+        if not isinstance(bundle, dict):
+            raise ValueError(f"a bundle is a dict of resources, not {bundle!r}")
+        if not bundle or all(amount == 0 for amount in bundle.values()):
+            raise ValueError("a bundle asks for something: its amounts are not all 0")
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}; it is one of {', '.join(_STRATEGIES)}")
+    if lifetime not in (None, "detached"):
+        raise ValueError(f"lifetime is {lifetime!r}; it is 'detached' or None")
+    made = PlacementGroup([dict(bundle) for bundle in bundles], strategy, name)
+    _groups[made.id] = made
+    made.wait(0)
+    return made
+
+
+def remove_placement_group(placement_group: PlacementGroup) -> None:
+    """End what runs in a group and give its resources back. It may be called again."""
+    if not isinstance(placement_group, PlacementGroup):
+        raise TypeError(f"that is no placement group: {placement_group!r}")
+    from .._devices import end_group
+
+    end_group(placement_group)
+    placement_group._remove()
+
+
+def get_placement_group(placement_group_name: str) -> PlacementGroup:
+    """A group of this process by its name."""
+    for group in _groups.values():
+        if group._name == placement_group_name and not group._removed:
+            return group
+    raise ValueError(f"there is no placement group named {placement_group_name!r}")
+
+
+def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
+    """One group, or all that this process made, as Ray's tables tell of them."""
+    if placement_group is not None:
+        return _row(placement_group)
+    return {ident: _row(group) for ident, group in _groups.items()}
+
+
+def _row(group: PlacementGroup) -> dict[str, Any]:
+    from .._nodes import node_id
+
+    places = {index: node_id(at.node_name) for index, at in enumerate(group._reserved)}
+    return {
+        "placement_group_id": group.id,
+        "name": group._name,
+        "bundles": dict(enumerate(group.bundle_specs)),
+        "bundles_to_node_id": places,
+        "strategy": group._strategy,
+        "state": group._state(),
+    }
+
+
+def get_current_placement_group() -> PlacementGroup | None:
+    """None: children are placed where they ask to be."""
+    return None
+
+
+def forget() -> None:
+    """The session is over."""
+    _groups.clear()

@@ -1,0 +1,148 @@
+"""The names that stand for AReaL's where it is not installed, and what decides who broadcasts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.compat import areal
+from muster.compat.areal import _children, _engines, _environment, _host, _own, _pools
+
+
+def test_errors_have_areals_fields() -> None:
+    made: list[tuple[Any, dict[str, Any]]] = [
+        (
+            areal.WorkerCreationError("r", "why", "how"),
+            {"worker_key": "r", "reason": "why", "details": "how"},
+        ),
+        (areal.WorkerConfigurationError("r", "why"), {"details": ""}),
+        (areal.WorkerFailedError("r/0", -9, "last"), {"exit_code": -9, "stderr": "last"}),
+        (areal.WorkerNotFoundError("r/0"), {"worker_id": "r/0"}),
+        (areal.WorkerTimeoutError("r", 3), {"worker_key": "r", "timeout": 3}),
+        (areal.EngineCreationError("r/0", "why", 500), {"reason": "why", "status_code": 500}),
+        (areal.EngineCallError("r/0", "m", "why"), {"method": "m", "attempt": 1}),
+        (areal.EngineImportError("a.B", "why"), {"import_path": "a.B"}),
+        (areal.PortAllocationError("why"), {"reason": "why"}),
+        (areal.GPUAllocationError("why"), {"reason": "why"}),
+        (areal.RPCConnectionError("r/0", "h", 1, "why"), {"host": "h", "port": 1}),
+    ]
+    for error, fields in made:
+        assert areal.SchedulerError in type(error).__mro__
+        assert {name: getattr(error, name) for name in fields} == fields
+    assert not issubclass(areal.EngineImportError, areal.EngineCreationError)
+
+
+def test_specs() -> None:
+    spec = areal.SchedulingSpec()
+    assert (spec.cpu, spec.gpu, spec.mem, spec.port_count, spec.cmd) == (8, 0, 32, 2, None)
+    assert areal.SchedulingStrategy() == _own.SchedulingStrategy("separation", None, True)
+    with pytest.raises(ValueError, match="shared, separate, deferred"):
+        areal.SchedulingSpec(ray_placement_strategy="packed")
+    assert areal.Worker("a/0", "h").worker_ports == []
+    assert set(areal.__all__) == {name for name in areal.__all__ if getattr(areal, name)}
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = areal.nothing
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    spec = areal.SchedulingSpec(cpu=3, env_vars={"OMP_NUM_THREADS": "9", "RANK": "1", "A": "b"})
+    env = _environment.of(spec, offload=False)
+    assert env["MKL_NUM_THREADS"] == "3", "by its CPUs"
+    assert env["OPENBLAS_NUM_THREADS"] == "5", "unless it was set"
+    assert env["OMP_NUM_THREADS"] == "9" and env["A"] == "b", "and the role has the last word"
+    assert "RANK" not in env
+    assert _environment.refused(spec.env_vars) == {"RANK": "1"}
+
+
+class Engine:
+    initialized = True
+
+    def __init__(self, train: bool) -> None:
+        if train:
+            self.current_data_parallel_head = lambda: 0
+
+
+@pytest.mark.parametrize(
+    ("train", "meta", "expected"),
+    [
+        (True, None, True),
+        (False, None, False),
+        (True, {}, True),
+        (True, {"broadcast": False}, False),
+        (False, {"broadcast": True}, True),
+    ],
+)
+def test_who_broadcasts(train: bool, meta: Any, expected: bool) -> None:
+    assert _engines.wants_broadcast(Engine(train), meta) is expected
+
+
+def test_broadcasts_that_cannot_be() -> None:
+    for meta in ("yes", {"broadcast": "yes"}):
+        with pytest.raises(ValueError, match="rpc_meta"):
+            _engines.wants_broadcast(Engine(True), meta)
+    fresh = Engine(True)
+    fresh.initialized = False
+    assert not _engines.wants_broadcast(fresh, None)
+
+
+def test_calls() -> None:
+    update: Future[int] = Future()
+    update.set_result(5)
+    engine = SimpleNamespace(update=lambda: update, wrong=lambda: {}.x)  # type: ignore[attr-defined]
+    assert _engines.call(engine, "update", [], {}, None) == 5, "what is under way is waited for"
+    with pytest.raises(_engines.UnknownMethodError, match="'walk'"):
+        _engines.call(engine, "walk", [], {}, None)
+    with pytest.raises(AttributeError, match="no attribute 'x'") as inside:
+        _engines.call(engine, "wrong", [], {}, None)
+    assert not isinstance(inside.value, _engines.UnknownMethodError)
+
+
+def test_arguments_of_commands() -> None:
+    who = _host.Identity("r", 2, "e", "t", fileroot="/f")
+    assert who.arguments(7) == [
+        *("--port", "7", "--experiment-name", "e", "--trial-name", "t"),
+        *("--role", "r", "--worker-index", "2", "--fileroot", "/f"),
+    ]
+
+
+def test_shares() -> None:
+    spec, other = areal.SchedulingSpec(), areal.SchedulingSpec(env_vars={"A": "b"})
+    apart = areal.SchedulingSpec(gpu=1, ray_placement_strategy="separate")
+    assert [s.indices for s in _pools._grouped([spec] * 3)] == [[0, 1, 2]]
+    assert [s.indices for s in _pools._grouped([spec, other])] == [[0], [1]]
+    assert [s.indices for s in _pools._grouped([apart] * 2)] == [[0], [1]]
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 7), ("SIGTERM", -15), ("SIGKILL", -9)])
+def test_leaving_as_another_did(how: str, code: int) -> None:
+    source = f"""
+import signal, threading
+signal.signal(signal.SIGTERM, lambda *_: None)
+from muster.compat.areal._children import leave_as
+threading.Thread(target=leave_as, args=({code},)).start()
+threading.Event().wait(10)
+"""
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == code
+
+
+def test_children_end_with_what_they_started(tmp_path: Any) -> None:
+    source = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(99)"
+    forks = _children.Children()
+    logs = _children.Logs(str(tmp_path), "fork")
+    forks.start("fork", 0, [sys.executable, "-c", source], os.environ, logs)
+    child = forks.start("fork", 1, [sys.executable, "-uc", stubborn], os.environ, logs)
+    assert len(forks) == 2
+    assert forks.end("fork", 0) and forks.end("fork", 0) is None
+    forks.end_all()
+    assert child.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+    assert not len(forks)

@@ -1,0 +1,140 @@
+"""Values between AReaL's controllers and engines: by Muster's wire, and as JSON over HTTP."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from muster.compat.areal import _json, _tensors, _values
+
+
+class Color(Enum):
+    RED = 1
+
+
+class Level(str, Enum):
+    LOW = "low"
+
+
+@dataclass
+class Inner:
+    sizes: tuple[int, ...] = (1, 2)
+    process: Any = None
+
+
+@dataclass
+class Outer:
+    name: str
+    inner: Inner = field(default_factory=Inner)
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def there_and_back(value: Any) -> Any:
+    return _json.deserialize_value(json.loads(json.dumps(_json.serialize_value(value))))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        1.5,
+        "text",
+        [1, [2, None]],
+        {"a": {"b": []}},
+        b"\x00\xff",
+        Color.RED,
+        Level.LOW,
+        Outer("x", Inner([1, 2]), {"k": [Inner([])]}),  # type: ignore[arg-type]
+        {"type": "tensor", "of": "the user"},
+        {"type": "dataclass"},
+        {"type": ["no", "mark"]},
+    ],
+    ids=repr,
+)
+def test_json(value: Any) -> None:
+    assert there_and_back(value) == value
+
+
+def test_json_as_areal_has_it() -> None:
+    assert there_and_back((1, (2,))) == [1, [2]]
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        assert there_and_back({"process": process}) == {"process": None}
+    assert _json.serialize_value(Inner()) == {
+        "type": "dataclass",
+        "class_path": f"{__name__}.Inner",
+        "data": {"sizes": [1, 2], "process": None},
+    }
+    with pytest.raises(TypeError, match="object cannot be sent over HTTP"):
+        _json.serialize_value(object())
+
+
+def test_arrays() -> None:
+    np = pytest.importorskip("numpy")
+    for array in (np.arange(6, dtype=np.float16).reshape(2, 3), np.zeros((0, 3)), np.array(["ab"])):
+        back = there_and_back(array)
+        assert back.dtype == array.dtype and back.shape == array.shape
+        assert (back == array).all() and back.flags.writeable
+    assert there_and_back(np.int64(3)) == 3
+    with pytest.raises(TypeError, match="object"):
+        _json.serialize_value(np.array([object()]))
+
+
+def test_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.bool):
+        tensor = torch.ones((2, 3)).to(dtype)[:, :2]
+        back = there_and_back(tensor)
+        assert back.dtype is dtype and torch.equal(back, tensor)
+    assert there_and_back(torch.empty((0, 2))).shape == (0, 2)
+    empty = there_and_back(torch.empty((4, 5), dtype=torch.int64, device="meta"))
+    assert empty.is_meta and empty.shape == (4, 5) and empty.dtype is torch.int64
+    assert there_and_back(torch.float16) is torch.float16
+
+
+def test_pack_leaves_alone_what_need_not_change() -> None:
+    config = Outer("x", more={"k": [1, 2], "t": (1, 2)})
+    assert _values.pack(config) is config
+    rows = {"rows": [1, {"a": "b"}]}
+    assert _values.pack(rows) is rows
+
+
+def test_pack() -> None:
+    assert _values.pack((1, (2,), {"a": (3,)})) == [1, [2], {"a": [3]}]
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        before = Outer("x", Inner(process=process), {"k": [process]})
+        after = _values.pack(before)
+        assert after.inner.process is None and after.more == {"k": [None]}
+        assert after.inner.sizes == (1, 2), "a field that is a tuple is meant to be one"
+        assert before.inner.process is process, "what was given is left as it is"
+
+
+def test_shards_travel_without_their_rows() -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.arange(6.0).reshape(2, 3)
+    kept = _tensors.RTensor.remotize({"a": (rows, 1)}, "here:1")
+    packed = _values.pack(kept)
+    [shard, one] = packed["a"]
+    assert isinstance(shard, _values.Shard) and one == 1
+    [back, _] = _values.unpack(packed)["a"]
+    assert isinstance(back, _tensors.RTensor) and back.data.is_meta
+    assert (back.shape, back.dtype, back.ndim) == (rows.shape, rows.dtype, 2)
+    assert back.device.type == "meta"
+    assert _tensors.RTensor.collect_shards([back, {"x": back}]) == {
+        "here:1": [shard.shard_id, shard.shard_id]
+    }
+    assert torch.equal(_tensors.fetch(shard.shard_id), rows)
+    assert _tensors.storage_stats()["total_bytes"] >= rows.nbytes
+    within = _values.unpack(_values.pack(Outer("x", more={"t": [kept["a"][0]]}))).more["t"][0]
+    assert isinstance(within, _tensors.RTensor) and within.shard == back.shard
+    back.data = rows
+    assert _values.pack(back) is rows, "rows that are here already go along"
+    assert _tensors.remove(shard.shard_id) == 1 and _tensors.remove(shard.shard_id) == 0
+    with pytest.raises(KeyError):
+        _tensors.fetch(shard.shard_id)

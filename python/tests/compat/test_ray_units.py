@@ -1,0 +1,287 @@
+"""What of `muster.compat.ray` needs no session: names, options, errors, shares of devices."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import muster
+from muster import _errors
+from muster.compat import ray as compat
+from muster.compat.ray import _devices, _host, _names, _options, exceptions
+from muster.compat.ray.util.placement_group import Bundle, PlacementGroup
+from muster.compat.ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+from muster.compat.ray.util.timer import _Timer
+
+ray: Any = compat
+
+
+class Coded(ValueError):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+class Sealed(Exception):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError("no children")
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+# --- names ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name"),
+    [
+        ("roll", "actor_train-0-G0"),
+        ("roll-1a2b", "RewardScheduler-x.y"),
+        ("a.b", "c"),
+        ("a", "b.c"),
+        ("..", ".."),
+        ("with space/and more", "ünï"),
+        ("-", "-"),
+    ],
+)
+def test_names_come_back(namespace: str, name: str) -> None:
+    service = _names.service_name(namespace, name)
+    assert set(service) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
+    assert _names.actor_name(service) == (namespace, name)
+
+
+def test_names_of_other_services_are_none() -> None:
+    assert _names.service_name("a.b", "c") != _names.service_name("a", "b.c")
+    assert _names.actor_name("verifier") is None
+    assert _names.actor_name("ray-keeper") is None
+    assert _names.actor_name(_names.nameless("<lambda>")) is None
+    assert _names.nameless("A") != _names.nameless("A")
+
+
+# --- options ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"colour": 1}, ValueError, "colour"),
+        ({"num_gpus": -1}, ValueError, "0 or more"),
+        ({"num_gpus": 1.5}, ValueError, "whole number"),
+        ({"num_cpus": "many"}, TypeError, "a number"),
+        ({"name": ""}, ValueError, "name"),
+        ({"name": 5}, TypeError, "text"),
+        ({"lifetime": "long"}, ValueError, "detached"),
+        ({"lifetime": "detached"}, ValueError, "name"),
+        ({"get_if_exists": True}, ValueError, "name"),
+        ({"max_concurrency": 0}, ValueError, "from 1"),
+        ({"max_restarts": -2}, ValueError, "-1"),
+        ({"resources": {"GPU": 1}}, ValueError, "num_gpus"),
+        ({"scheduling_strategy": "TIGHT"}, TypeError, "SPREAD"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], kind: Any, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        _options.checked(options, actor=True)
+
+
+def test_options_of_tasks_are_others() -> None:
+    assert _options.checked({"num_returns": 2}, actor=False) == {"num_returns": 2}
+    with pytest.raises(ValueError, match="tasks"):
+        _options.checked({"namespace": "x"}, actor=False)
+
+
+def test_environments() -> None:
+    found = _options.environment({"runtime_env": {"env_vars": {"RANK": "1"}, "working_dir": "/x"}})
+    assert found["env"] == {"RANK": "1"} and found["rank_env"] and found["working_dir"] == "/x"
+    with pytest.raises(ValueError, match="pip"):
+        _options.environment({"runtime_env": {"pip": ["x"]}})
+    with pytest.raises(TypeError, match="text"):
+        _options.environment({"runtime_env": {"env_vars": {"A": 1}}})
+
+
+def test_groups_in_options() -> None:
+    group = PlacementGroup([{"GPU": 1}], "PACK", "")
+    strategy = PlacementGroupSchedulingStrategy(group, 2)
+    assert _options.group_of({"scheduling_strategy": strategy}) == (group, 2)
+    assert _options.group_of({"placement_group": group}) == (group, -1)
+    assert _options.group_of({}) == (None, -1)
+    with pytest.raises(TypeError):
+        _options.group_of({"placement_group": 5})
+
+
+@pytest.mark.parametrize("ident", ["", "nowhere", "ab", "f" * 56, "-" + "1" * 55])
+def test_node_ids_that_are_none(ident: str) -> None:
+    with pytest.raises(ValueError, match="node_id"):
+        NodeAffinitySchedulingStrategy(ident, soft=True)
+
+
+# --- devices ------------------------------------------------------------------------------
+
+
+def pool(count: int) -> _devices.Pool:
+    manager: Any = SimpleNamespace(id=1, gpu_per_node=8, nodes=[{"name": "a"}])
+    return _devices.Pool(Bundle(manager, 0, 2, count))
+
+
+def test_devices_are_shared_out() -> None:
+    made = pool(3)
+    assert made.take(2) == [0, 1]
+    assert made.take(2) is None
+    assert made.take(0.5) == [2] and made.take(0.5) == [2] and made.take(0.1) is None
+    made.give_back([0, 1], 2)
+    assert made.take(0.1) == [0] and made.take(1) == [1]
+    assert [made.bundle.device(i) for i in range(3)] == [2, 3, 4]
+
+
+def test_a_hundred_small_parts_fit_on_one() -> None:
+    made = pool(1)
+    assert all(made.take(0.01) == [0] for _ in range(100))
+    assert made.take(0.01) is None
+
+
+# --- errors -------------------------------------------------------------------------------
+
+
+def raised(error: BaseException) -> _errors.MusterError:
+    """As an error looks that came from a worker."""
+    try:
+        raise error
+    except BaseException as caught:
+        return _errors.from_wire(_errors.to_wire(caught, worker="w", node="n", method="step"))
+
+
+def is_a(error: Any, *kinds: type) -> bool:
+    return all(isinstance(error, kind) for kind in kinds)
+
+
+def test_an_error_has_both_classes() -> None:
+    error: Any = exceptions.translate(raised(Coded(5)), "actor")
+    assert type(error.cause) is Coded and error.cause.code == 5 and error.code == 5
+    assert is_a(error, Coded, exceptions.RayTaskError, muster.RemoteError)
+    assert "code 5" in str(error) and "remote traceback" in str(error)
+    assert error.function_name == "step" and error.node == "n" and error.worker == "w"
+    again = pickle.loads(pickle.dumps(error))
+    assert again.cause.code == 5 and str(again) == str(error) and again.node == "n"
+    assert isinstance(again, Coded)
+
+
+def test_an_error_that_is_passed_on_keeps_its_cause() -> None:
+    first = exceptions.translate(raised(Coded(5)), "a")
+    second: Any = exceptions.translate(raised(first), "b")
+    assert type(second.cause) is Coded and not hasattr(second.cause, "cause")
+    assert isinstance(second, Coded)
+    died = exceptions.translate(raised(exceptions.ActorDiedError("x", "gone")), "b")
+    assert isinstance(died, exceptions.ActorDiedError)
+    assert isinstance(died, exceptions.RayTaskError)
+
+
+def test_errors_of_other_kinds() -> None:
+    kinds: list[tuple[_errors.MusterError, str | None, type]] = [
+        (_errors.WorkerDiedError("gone"), "a", exceptions.ActorDiedError),
+        (_errors.WorkerDiedError("gone"), None, exceptions.WorkerCrashedError),
+        (_errors.NotFoundError("gone"), "a", exceptions.ActorDiedError),
+        (_errors.CallCancelledError("stop"), None, exceptions.TaskCancelledError),
+        (_errors.EncodingError("no"), "a", TypeError),
+        (_errors.StoreFullError("no"), "a", exceptions.ObjectStoreFullError),
+        (_errors.DeadlockError("no"), "a", exceptions.RaySystemError),
+        (_errors.DeadlineError("late"), "a", exceptions.GetTimeoutError),
+    ]
+    for error, actor, kind in kinds:
+        found = exceptions.translate(error, actor)
+        assert isinstance(found, kind) and isinstance(found, exceptions.RayError)
+        assert str(error) in str(found)
+        assert isinstance(found, type(error)) and exceptions.translate(found, actor) is found
+        again = pickle.loads(pickle.dumps(found))
+        assert isinstance(again, kind) and isinstance(again, type(error))
+        assert str(again) == str(found)
+    told = exceptions.translate(raised(exceptions.ConstructionFailed("why")), "a")
+    assert isinstance(told, exceptions.ActorDiedError) and told.actor_init_failed
+    plain = KeyError("x")
+    assert exceptions.translate(plain) is plain
+
+
+def test_a_class_that_has_no_children() -> None:
+    error = exceptions.RayTaskError("f", "text", Sealed("x")).as_instanceof_cause()
+    assert type(error) is exceptions.RayTaskError and isinstance(error.cause, Sealed)
+
+
+# --- the rest -----------------------------------------------------------------------------
+
+
+def test_where_things_are_found() -> None:
+    module = ModuleType("found_here")
+    sys.modules["found_here"] = module
+    try:
+
+        class Thing:
+            pass
+
+        Thing.__module__, Thing.__qualname__ = "found_here", "Thing"
+        module.Thing = ray.remote(Thing)  # type: ignore[attr-defined]
+        assert _host.locate(Thing) == ("found_here", "Thing")
+        assert _host.resolve(("found_here", "Thing")) is Thing
+    finally:
+        del sys.modules["found_here"]
+    assert _host.locate(square) == (__name__, "square")
+    local = lambda: 1  # noqa: E731
+    assert _host.locate(local) is local and _host.resolve(local) is local
+
+
+def test_what_is_remote() -> None:
+    made = ray.remote(num_cpus=2)(Coded)
+    assert made.__muster_class__ is Coded and made.__ray_metadata__.modified_class is Coded
+    with pytest.raises(TypeError, match="remote already"):
+        ray.remote(made)
+    with pytest.raises(TypeError, match="inherit"):
+
+        class Child(made):  # type: ignore[valid-type, misc]
+            pass
+
+    with pytest.raises(TypeError, match="by name"):
+        ray.remote()
+    function = ray.remote(square)
+    with pytest.raises(TypeError, match=r"square\.remote"):
+        function(2)
+    assert pickle.loads(pickle.dumps(function))._function is square
+
+
+def test_nothing_runs_yet() -> None:
+    assert not ray.is_initialized()
+    assert isinstance(muster.Ref, type) and issubclass(muster.Ref, ray.ObjectRef)
+    ray.shutdown()
+
+
+def test_init_refuses() -> None:
+    with pytest.raises(RuntimeError, match="colour"):
+        ray.init(colour="red")
+    with pytest.raises(ValueError, match="local_mode"):
+        ray.init(local_mode=True)
+    with pytest.raises(ValueError, match="namespace"):
+        ray.init(namespace="")
+    with pytest.raises(ValueError, match="pip"):
+        ray.init(runtime_env={"pip": ["x"]})
+    assert not ray.is_initialized()
+
+
+def test_install_refuses_beside_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    with pytest.raises(ImportError, match="imported already"):
+        ray.install()
+
+
+def test_a_timer_over_a_window() -> None:
+    timer = _Timer(window_size=2)
+    for time, units in ((1.0, 1), (2.0, 6), (4.0, 6)):
+        timer.push(time)
+        timer.push_units_processed(units)
+    assert timer.mean == 3 and timer.mean_units_processed == 6 and timer.mean_throughput == 2
+    assert timer.count == 3

@@ -1,0 +1,192 @@
+"""Services and engines against a fake head: what is sent, what is refused before anything is."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fakehead import Call, FakeHead, Session, cluster_info, echo, method, param
+
+import muster
+from muster import ResourceManager, Service, WorkerConfig, _values
+from muster._service import create
+
+NODE = {
+    "index": 0,
+    "name": "node-0",
+    "address": "127.0.0.1",
+    "cores": 8,
+    "memory": 1 << 30,
+    "devices": [],
+}
+POOL = {"id": 3, "per_node": 0, "nodes": [NODE]}
+METHODS = (method("add", "", param("n")), method("name", ""))
+
+
+class Plain:
+    """Any class."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.fixture
+def head() -> Iterator[FakeHead]:
+    fake = FakeHead()
+    info = cluster_info("svc", 1, *METHODS)
+    info["description"]["engines"] = True
+    living: list[str] = []
+
+    def describe(message: dict[str, Any]) -> dict[str, Any]:
+        if message["number"] == 0 and message["name"] not in living:
+            missing = f"there is no service {message['name']!r}"
+            return {"code": "not_found", "message": missing, "rank": -1, "exit_code": 0}
+        return info
+
+    def made(message: dict[str, Any]) -> dict[str, Any]:
+        living.append(message["spec"]["name"])
+        return info
+
+    fake.verbs = {
+        "pool.create": lambda _: POOL,
+        "pool.release": lambda _: {},
+        "cluster.create": made,
+        "cluster.describe": describe,
+        "cluster.stop": lambda _: {"mark": 0},
+        "service.list": lambda _: {"names": list(living)},
+        "status": lambda _: {"nodes": [{"node": NODE, "state": "up"}]},
+    }
+    fake.on_call = echo
+    with Session(fake):
+        yield fake
+
+
+def sent(head: FakeHead, verb: str) -> list[dict[str, Any]]:
+    return [message for said, message in head.requests if said == verb]
+
+
+def test_what_is_asked_for(head: FakeHead) -> None:
+    svc = muster.service(Plain, "svc", 1, b=[2], config=WorkerConfig(env={"A": "1"}, node="node-0"))
+    assert isinstance(svc, Service)
+    [asked] = sent(head, "cluster.create")
+    spec = asked["spec"]
+    assert (asked["pool"], asked["reuse"]) == (3, True)
+    assert (spec["name"], spec["kind"], spec["world"]) == ("svc", "service", 0)
+    assert spec["class"] == {"module": __name__, "name": "Plain", "pickle": b""}
+    assert _values.decode(spec["config"]) == ((1,), {"b": [2]})
+    assert (spec["env"], spec["node"]) == ({"A": "1"}, "node-0")
+    assert sent(head, "pool.create")[0]["node"] == "node-0"
+
+
+def test_a_living_one_is_found_without_a_pool(head: FakeHead) -> None:
+    first = muster.service(Plain, "svc")
+    again = muster.service(Plain, "svc", "other", "arguments")
+    assert first == again
+    assert len(sent(head, "cluster.create")) == len(sent(head, "pool.create")) == 1
+    assert sent(head, "cluster.describe")[-1] == {"number": 0, "name": "svc", "kind": "service"}
+    assert muster.list_services() == ["svc"]
+    muster.service(Plain, "svc", get_or_create=False)  # for the head to refuse
+    assert sent(head, "cluster.create")[-1]["reuse"] is False
+
+
+def test_arguments_apart_from_its_own(head: FakeHead) -> None:
+    create("pkg.Thing", "svc", (1,), {"config": 2, "get_or_create": 3})
+    spec = sent(head, "cluster.create")[0]["spec"]
+    assert _values.decode(spec["config"]) == ((1,), {"config": 2, "get_or_create": 3})
+    assert spec["class"]["name"] == "pkg.Thing"
+
+
+def test_where_it_runs(head: FakeHead) -> None:
+    rm = ResourceManager(2, 1)
+    config = WorkerConfig(device_mapping=[0, 1], resource_manager=rm)
+    muster.service(Plain, "svc", config=config)
+    assert sent(head, "cluster.create")[0]["pool"] == rm.id
+    assert len(sent(head, "pool.create")) == 1
+    with pytest.raises(ValueError, match="WorkerConfig\\(resource_manager="):
+        muster.service(Plain, "other", config={"device_mapping": "0"})
+
+
+def test_refused_before_anything_is_sent(head: FakeHead) -> None:
+    for name in (None, 5, b"svc"):
+        with pytest.raises(TypeError, match="name is text"):
+            muster.service(Plain, name)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a service's class is a class, or a path"):
+        muster.service(3, "svc")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="worker_config takes a WorkerConfig"):
+        muster.service(Plain, "svc", config=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is a program"):
+        muster.service("exec:/bin/true", "svc")
+    with pytest.raises(muster.EncodingError):
+        muster.service(Plain, "svc", (x for x in "generators stay"))
+    assert not sent(head, "cluster.create")
+
+
+def test_a_handle(head: FakeHead) -> None:
+    svc = muster.service(Plain, "svc")
+    copy = pickle.loads(pickle.dumps(svc))
+    assert (copy, hash(copy), copy.name) == (svc, hash(svc), "svc")
+    assert svc.add(4) == svc.call("add", 4) == muster.get(svc.add.remote(4))
+    assert svc.call("name") is None
+    with pytest.raises(AttributeError, match="no public method 'ad'"):
+        svc.ad(1)
+    svc.shutdown()
+    assert sent(head, "cluster.stop") == [{"number": 7, "name": ""}]
+
+
+def test_engine_calls_are_calls_of_a_method_with_a_slash(head: FakeHead) -> None:
+    calls: list[Call] = []
+
+    def note(call: Call) -> None:
+        calls.append(call)
+        echo(call)
+
+    svc = muster.service(Plain, "svc")
+    head.on_call = note
+    engine = svc.create_engine("pkg.Model", "role/0", 1, timeout=2, name="n")
+    engine.step(5, x=1)
+    muster.get(svc.engine("role/0").step.remote(5))
+    svc.call_engine("role/0", "step", timeout=3.0)
+    svc.destroy_engine("role/0")
+    svc.set_env({"A": "1"})
+    assert [call.method for call in calls] == [
+        "muster/create_engine",
+        "role/0/step",
+        "role/0/step",
+        "role/0/step",
+        "muster/destroy_engine",
+        "muster/set_env",
+    ]
+    assert pickle.loads(pickle.dumps(engine)) == engine
+    for bad in ("", None, 3):
+        with pytest.raises(TypeError, match="called by its name"):
+            svc.call_engine(bad, "step")  # type: ignore[arg-type]
+    for hidden in ("_step", "a/b"):
+        with pytest.raises(AttributeError, match="not the name of a public method"):
+            svc.call_engine("role/0", hidden)
+
+
+def test_workers_that_host_no_engines(head: FakeHead) -> None:
+    info = cluster_info("go", 1, *METHODS)
+    head.verbs["cluster.describe"] = lambda _: info
+    go = muster.get_cluster("go")
+    with pytest.raises(AttributeError, match="no public method"):
+        go.workers[0].create_engine("pkg.Model", "m")
+
+
+def test_a_pool_can_be_passed_on(head: FakeHead) -> None:
+    rm = ResourceManager(0, 1)
+    copy: ResourceManager = pickle.loads(pickle.dumps(rm))
+    assert (copy.id, copy.num_nodes) == (rm.id, 1)
+    copy.destroy_placement_group()
+    del copy
+    muster.list_services()  # what was left to be sent goes with it
+    assert not sent(head, "pool.release")
+    rm.destroy_placement_group()
+    assert len(sent(head, "pool.release")) == 1
+
+
+def test_nodes(head: FakeHead) -> None:
+    [node] = muster.nodes()
+    assert (node["name"], node["cores"], node["state"]) == ("node-0", 8, "up")
+    assert node["here"] is True
