@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ray_test import Cluster, cluster, rays
+from ray_cluster import Cluster
+from ray_test import cluster, rays
 
 __all__ = ["cluster", "rays"]
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -22,7 +23,7 @@ type Loop struct {
 	wake  int // an eventfd: readable when the loop is to end
 	ended chan struct{}
 	eager func() bool
-	later []delayed // the loop's goroutine alone looks at it
+	later []delayed // by when they are due; the loop's goroutine alone looks at it
 
 	mu    sync.Mutex
 	conns map[int32]*Conn // by descriptor
@@ -78,7 +79,12 @@ type delayed struct {
 // where it is called, too. A timer of Go's runtime would wake another thread at
 // once, to wait for it: just when every core is wanted for what was sent.
 func (l *Loop) Later(after time.Duration, do func()) {
-	l.later = append(l.later, delayed{time.Now().Add(after), do})
+	at := time.Now().Add(after)
+	i := len(l.later)
+	for i > 0 && l.later[i-1].at.After(at) {
+		i--
+	}
+	l.later = slices.Insert(l.later, i, delayed{at, do})
 }
 
 // patience is how long to wait for connections before something is due, in
@@ -87,29 +93,15 @@ func (l *Loop) patience() int {
 	if len(l.later) == 0 {
 		return -1
 	}
-	first := l.later[0].at
-	for _, d := range l.later[1:] {
-		if d.at.Before(first) {
-			first = d.at
-		}
-	}
-	return max(0, int((time.Until(first)+time.Millisecond-1)/time.Millisecond))
+	return max(0, int((time.Until(l.later[0].at)+time.Millisecond-1)/time.Millisecond))
 }
 
 // doDue calls what is due. That may call Later.
 func (l *Loop) doDue() {
-	if len(l.later) == 0 {
-		return
-	}
-	now := time.Now()
-	all := l.later
-	l.later = nil
-	for _, d := range all {
-		if d.at.After(now) {
-			l.later = append(l.later, d)
-		} else {
-			d.do()
-		}
+	for len(l.later) > 0 && !l.later[0].at.After(time.Now()) {
+		do := l.later[0].do
+		l.later = slices.Delete(l.later, 0, 1)
+		do()
 	}
 }
 

@@ -21,7 +21,8 @@ from muster._errors import EncodingError, ProtocolError, ReleasedError
 def sent(batch: Batch, pickle: str = "on") -> Batch:
     bufs: list[Any] = []
     payload = batch._encode(bufs, pickle)
-    return Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    made: Batch = Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    return made
 
 
 @pytest.fixture

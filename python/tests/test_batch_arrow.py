@@ -18,7 +18,8 @@ pa = pytest.importorskip("pyarrow")
 def sent(batch: Batch) -> Batch:
     bufs: list[Any] = []
     payload = batch._encode(bufs)
-    return Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    made: Batch = Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    return made
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ def sent(batch: Batch) -> Batch:
     """The batch after its way over the wire, its buffers in other memory."""
     bufs: list[Any] = []
     payload = batch._encode(bufs)
-    return Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    made: Batch = Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    return made
 
 
 def schemas(torch: bool) -> Callable[[int], tuple[random.Random, dict[str, Any]]]:

@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 def sent(batch: Batch) -> Batch:
     bufs: list[Any] = []
     payload = batch._encode(bufs)
-    return Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    made: Batch = Batch._decode(payload, [memoryview(bytearray(buf)) for buf in bufs])
+    return made
 
 
 def test_tensors_of_every_column() -> None:
