@@ -200,6 +200,44 @@ def test_places_on_several_nodes(tmp_path: Path) -> None:
     assert output_of(done).splitlines()[-1] == "placed"
 
 
+FOLDERS = """
+import os, sys
+import muster.compat.ray as ray
+
+@ray.remote
+class Where:
+    def look(self):
+        return os.path.basename(os.getcwd()), os.environ.get("JOB"), os.environ.get("OWN")
+    def child(self):
+        return ray.get(Where.remote().look.remote())
+
+if __name__ == "__main__":
+    one, two = sys.argv[1:]
+    ray.init(runtime_env={"working_dir": one, "env_vars": {"JOB": "j"}})
+    other = {"working_dir": two, "env_vars": {"OWN": "o"}}
+    first, second = Where.remote(), Where.options(runtime_env=other).remote()
+    print(ray.get([first.look.remote(), first.child.remote(), second.look.remote()]))
+    try:
+        Where.options(runtime_env={"pip": ["x"]}).remote()
+    except ValueError as error:
+        print("pip" in str(error))
+    ray.shutdown()
+    assert "JOB" not in os.environ
+"""
+
+
+def test_a_runtime_env_of_all_and_of_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "script.py").write_text(FOLDERS)
+    folders = (tmp_path / "one", tmp_path / "two")
+    done = run(sys.executable, tmp_path / "script.py", *folders, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines() == [
+        "[('one', 'j', None), ('one', 'j', None), ('two', 'j', 'o')]",
+        "True",
+    ]
+
+
 def test_it_needs_no_ray() -> None:
     code = "import sys, muster.compat.ray; print(sorted(m for m in sys.modules if m == 'ray'))"
     done = run(sys.executable, "-c", code, PYTHONPATH=PACKAGE)
