@@ -32,13 +32,11 @@ class Actor:
 
 class _Process:
     actor = Actor()
-    worker = False  # a process that was made for actors or tasks
 
 
 def enter(actor: Actor) -> None:
     """Be an actor's process, or a task's."""
     _Process.actor = actor
-    _Process.worker = True
 
 
 def actor() -> Actor:
