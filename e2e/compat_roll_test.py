@@ -141,6 +141,11 @@ def test_pools_that_cannot_be_had(rm: ResourceManager) -> None:
         ResourceManager(8, 1)
     with pytest.raises(AssertionError, match="names \\[8\\]"):
         Cluster("beyond", Echo, rm, WorkerConfig(device_mapping="[8]"))
+    every = ResourceManager(0)  # all nodes
+    assert every.num_nodes == 2 and every.num_gpus == 0
+    with pytest.raises(AssertionError, match="the nodes have no GPUs"):
+        Cluster("none", Echo, every, WorkerConfig(device_mapping="[0]"))
+    every.destroy_placement_group()
 
 
 # --- modes ---------------------------------------------------------------------------------------
