@@ -15,8 +15,9 @@ import pytest
 import muster
 import ray_cases  # noqa: F401  (for its cases)
 import ray_roles
+import roles
 from muster.compat import ray as compat
-from running import HERE, output_of, run
+from running import HERE, cluster, output_of, run
 
 ray: Any = compat
 #: Where the package is that is tested here.
@@ -104,6 +105,21 @@ def test_calls_that_wait_for_each_other_are_told() -> None:
     assert isinstance(caught.value, ray.exceptions.RayError)
     for actor in (one, two):
         ray.kill(actor)
+
+
+@pytest.mark.usefixtures("session")
+def test_workers_of_clusters_are_found_by_name() -> None:
+    with (
+        muster.ResourceManager(2, 1) as pool,
+        cluster(roles.Order, pool, name="actor-1", device_mapping="0-1"),
+    ):
+        worker = ray.get_actor("actor-1-1-G1", namespace="roll")
+        assert worker.rank == 1 and worker.name == "actor-1-1-G1"
+        for name in ("actor-1-1", "actor-1-2-G2", "actor"):
+            with pytest.raises(ValueError, match="no living actor"):
+                ray.get_actor(name, namespace="roll")
+        with pytest.raises(ValueError, match="handle"):
+            ray.kill(worker)
 
 
 UNEDITED = """
