@@ -257,6 +257,39 @@ def test_a_runtime_env_of_all_and_of_one(tmp_path: Path) -> None:
     ]
 
 
+TWICE = """
+import muster.compat.ray as ray
+
+@ray.remote
+def inside(refs):
+    return ray.get(refs[0])
+
+@ray.remote
+class Counter:
+    def add(self, x):
+        return x + 1
+
+if __name__ == "__main__":
+    for turn in range(3):
+        ray.init(namespace=f"n{turn}", num_gpus=2, log_to_driver=True)
+        counter = Counter.options(name="c", num_gpus=1).remote()
+        kept = ray.put(turn)
+        print(ray.get(inside.remote([kept])), ray.get(counter.add.remote(kept)))
+        ray.shutdown()
+        assert not ray.is_initialized()
+    try:
+        ray.get(counter.add.remote(1))
+    except ray.exceptions.RayError as error:
+        print("gone")
+"""
+
+
+def test_sessions_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TWICE)
+    done = run(sys.executable, tmp_path / "script.py", virtual=None, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines() == ["0 1", "1 2", "2 3", "gone"]
+
+
 def test_it_needs_no_ray() -> None:
     code = "import sys, muster.compat.ray; print(sorted(m for m in sys.modules if m == 'ray'))"
     done = run(sys.executable, "-c", code, PYTHONPATH=PACKAGE)
