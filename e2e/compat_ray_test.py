@@ -15,8 +15,9 @@ import pytest
 import muster
 import ray_cases  # noqa: F401  (for its cases)
 import ray_roles
+import roles
 from muster.compat import ray as compat
-from running import HERE, output_of, run
+from running import HERE, cluster, output_of, run
 
 ray: Any = compat
 #: Where the package is that is tested here.
@@ -37,22 +38,25 @@ def test_on_muster(case: Callable[[], None]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)
-def test_on_ray(tmp_path: Path) -> None:
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("part", range(3))
+def test_on_ray(tmp_path: Path, part: int) -> None:
+    names = [case.__name__ for case in ray_roles.CASES][part::3]
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for sockets' sake
         done = run(
             sys.executable,
             HERE / "ray_cases.py",
+            *names,
             cwd=tmp_path,
             virtual=None,
-            timeout=550,
+            timeout=250,
             RAY_CASES="ray",
             RAY_TMPDIR=short,
             RAY_AUTH_MODE="disabled",  # or it writes a token into the user's home
         )
     ran = [line for line in done.stdout.splitlines() if line.startswith("ok ")]
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert len(ran) == len(ray_roles.CASES)
+    assert len(ran) == len(names)
 
 
 @pytest.mark.usefixtures("session")
@@ -101,6 +105,21 @@ def test_calls_that_wait_for_each_other_are_told() -> None:
     assert isinstance(caught.value, ray.exceptions.RayError)
     for actor in (one, two):
         ray.kill(actor)
+
+
+@pytest.mark.usefixtures("session")
+def test_workers_of_clusters_are_found_by_name() -> None:
+    with (
+        muster.ResourceManager(2, 1) as pool,
+        cluster(roles.Order, pool, name="actor-1", device_mapping="0-1"),
+    ):
+        worker = ray.get_actor("actor-1-1-G1", namespace="roll")
+        assert worker.rank == 1 and worker.name == "actor-1-1-G1"
+        for name in ("actor-1-1", "actor-1-2-G2", "actor"):
+            with pytest.raises(ValueError, match="no living actor"):
+                ray.get_actor(name, namespace="roll")
+        with pytest.raises(ValueError, match="handle"):
+            ray.kill(worker)
 
 
 UNEDITED = """
@@ -198,6 +217,77 @@ def test_places_on_several_nodes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(NODES)
     done = run(sys.executable, tmp_path / "script.py", virtual="3x4", PYTHONPATH=PACKAGE)
     assert output_of(done).splitlines()[-1] == "placed"
+
+
+FOLDERS = """
+import os, sys
+import muster.compat.ray as ray
+
+@ray.remote
+class Where:
+    def look(self):
+        return os.path.basename(os.getcwd()), os.environ.get("JOB"), os.environ.get("OWN")
+    def child(self):
+        return ray.get(Where.remote().look.remote())
+
+if __name__ == "__main__":
+    one, two = sys.argv[1:]
+    ray.init(runtime_env={"working_dir": one, "env_vars": {"JOB": "j"}})
+    other = {"working_dir": two, "env_vars": {"OWN": "o"}}
+    first, second = Where.remote(), Where.options(runtime_env=other).remote()
+    print(ray.get([first.look.remote(), first.child.remote(), second.look.remote()]))
+    try:
+        Where.options(runtime_env={"pip": ["x"]}).remote()
+    except ValueError as error:
+        print("pip" in str(error))
+    ray.shutdown()
+    assert "JOB" not in os.environ
+"""
+
+
+def test_a_runtime_env_of_all_and_of_one(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "script.py").write_text(FOLDERS)
+    folders = (tmp_path / "one", tmp_path / "two")
+    done = run(sys.executable, tmp_path / "script.py", *folders, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines() == [
+        "[('one', 'j', None), ('one', 'j', None), ('two', 'j', 'o')]",
+        "True",
+    ]
+
+
+TWICE = """
+import muster.compat.ray as ray
+
+@ray.remote
+def inside(refs):
+    return ray.get(refs[0])
+
+@ray.remote
+class Counter:
+    def add(self, x):
+        return x + 1
+
+if __name__ == "__main__":
+    for turn in range(3):
+        ray.init(namespace=f"n{turn}", num_gpus=2, log_to_driver=True)
+        counter = Counter.options(name="c", num_gpus=1).remote()
+        kept = ray.put(turn)
+        print(ray.get(inside.remote([kept])), ray.get(counter.add.remote(kept)))
+        ray.shutdown()
+        assert not ray.is_initialized()
+    try:
+        ray.get(counter.add.remote(1))
+    except ray.exceptions.RayError as error:
+        print("gone")
+"""
+
+
+def test_sessions_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TWICE)
+    done = run(sys.executable, tmp_path / "script.py", virtual=None, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines() == ["0 1", "1 2", "2 3", "gone"]
 
 
 def test_it_needs_no_ray() -> None:

@@ -23,7 +23,13 @@ from muster.compat.roll import (  # noqa: E402
     custom_np_concatenate,
 )
 from roll_roles import Data, Echo  # noqa: E402
-from roll_schedulers import ModelUpdateGroup, Scheduler, Trainer  # noqa: E402
+from roll_schedulers import (  # noqa: E402
+    CallBacks,
+    ModelUpdateGroup,
+    Requests,
+    Scheduler,
+    Trainer,
+)
 from running import output_of, run, session  # noqa: E402
 
 
@@ -151,6 +157,16 @@ def test_a_named_scheduler_that_calls_clusters(data: Any) -> None:
     same = ray.get_actor("GenerateScheduler", namespace="roll")
     assert ray.get(same.calls.remote()) == 1
     ray.kill(scheduler)
+
+
+def test_a_scheduler_that_is_called_back(rm: ResourceManager) -> None:
+    """A method of the scheduler goes along in the requests' meta, and workers call it."""
+    infer = role(rm, "called", Requests, world_size=2, preload=("torch", "tensordict"))
+    scheduler = ray.remote(CallBacks).options(name="back", max_concurrency=8).remote()
+    out = ray.get(scheduler.get_batch.remote(infer, 6, scheduler.report_response.remote))
+    assert out.batch["y"].tolist() == [0, 2, 4, 6, 8, 10]
+    ray.kill(scheduler)
+    infer.shutdown()
 
 
 def test_weights_from_train_to_infer(rm: ResourceManager) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ import muster
 from muster.compat import ray
 from muster.compat.roll import Cluster, ObjectRefWrap, ResourceManager, WorkerConfig
 from roll_roles import Broken, Echo, Slow
-from running import session
+from running import output_of, run_script, session
+
+PYTHON = Path(muster.__file__).resolve().parent.parent
 
 
 @contextmanager
@@ -138,6 +141,11 @@ def test_pools_that_cannot_be_had(rm: ResourceManager) -> None:
         ResourceManager(8, 1)
     with pytest.raises(AssertionError, match="names \\[8\\]"):
         Cluster("beyond", Echo, rm, WorkerConfig(device_mapping="[8]"))
+    every = ResourceManager(0)  # all nodes
+    assert every.num_nodes == 2 and every.num_gpus == 0
+    with pytest.raises(AssertionError, match="the nodes have no GPUs"):
+        Cluster("none", Echo, every, WorkerConfig(device_mapping="[0]"))
+    every.destroy_placement_group()
 
 
 # --- modes ---------------------------------------------------------------------------------------
@@ -330,3 +338,34 @@ def test_base_methods(four: Any) -> None:
     assert four.load_states() == [None] * 4 and four.offload_states(1) == [None] * 4
     assert four.process_weights_after_loading() == [None] * 4
     assert four.get_metrics().meta_info == {"metrics": {}}
+
+
+def test_import_ray_where_it_was_installed(tmp_path: Path) -> None:
+    """A pipeline that imports ray in many files: one line more, and none of them changes."""
+    (tmp_path / "worker_of_theirs.py").write_text(
+        """
+import ray
+from muster.compat.roll import Dispatch, Worker, register
+
+@ray.remote
+class Role(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def go(self, x):
+        return ray.get(ray.put(x)), ray.__name__
+"""
+    )
+    source = """
+import muster.compat.ray
+muster.compat.ray.install()
+import ray
+from muster.compat.roll import Cluster, ResourceManager, WorkerConfig
+from worker_of_theirs import Role
+
+if __name__ == "__main__":
+    ray.init()
+    c = Cluster("role", Role, ResourceManager(0, 1), WorkerConfig(world_size=2))
+    print(c.go(5))
+    ray.shutdown()
+"""
+    found = output_of(run_script(tmp_path, source, PYTHONPATH=str(PYTHON)))
+    assert "[(5, 'muster.compat.ray'), (5, 'muster.compat.ray')]" in found

@@ -280,7 +280,9 @@ def placement_groups() -> None:
     ]
     assert ray.get([one.add.remote() for one in several]) == [1, 2, 3]
     assert ray.get(several[0].kinds.remote(group)) == ["PlacementGroup"]
-    remove_placement_group(group)
+    (copy,) = ray.get(ray.get(several[0].hold.remote(group)))
+    assert copy == group
+    remove_placement_group(copy)
     raises(ray.exceptions.RayError, lambda: ray.get(actor.add.remote(), timeout=60))
     assert ray.util.placement_group_table(group)["state"] == "REMOVED"
     raises(ValueError, lambda: placement_group([]))

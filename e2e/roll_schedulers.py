@@ -60,6 +60,41 @@ class Scheduler:
         return self.count
 
 
+class Requests(Worker):
+    """Takes requests, and answers each by the function that came with it."""
+
+    def add_request(self, command: str, data: DataProto) -> None:
+        assert command == "ADD"
+        answer = data.meta_info.pop("response_callback_fn")
+        data.batch["y"] = data.batch["x"] * 2
+        ray.get(answer(data))
+
+
+class CallBacks:
+    """Sends requests and is called back with the answers, in another thread."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, DataProto] = {}
+        self.more = threading.Condition()
+
+    def get_batch(self, cluster: Any, prompts: int, callback: Any) -> DataProto:
+        import torch
+
+        for prompt in range(prompts):
+            request = DataProto.from_dict({"x": torch.tensor([float(prompt)])})
+            request.meta_info |= {"request_id": prompt, "response_callback_fn": callback}
+            worker = cluster.workers[prompt % cluster.world_size]
+            worker.add_request.remote(command="ADD", data=request)
+        with self.more:
+            assert self.more.wait_for(lambda: len(self.answers) == prompts, timeout=60)
+        return DataProto.concat([self.answers[prompt] for prompt in range(prompts)])
+
+    def report_response(self, data: DataProto) -> None:
+        with self.more:
+            self.answers[data.meta_info["request_id"]] = data
+            self.more.notify_all()
+
+
 class Weights:
     """A strategy whose model is one number."""
 

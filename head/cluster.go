@@ -242,6 +242,9 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 	h.mu.Lock()
 	failed := cl.failed
 	cl.up = failed == nil
+	if !cl.spec.Restarts() {
+		cl.spec.Config = nil // nothing is made of it again; it may be large
+	}
 	h.noteClusterLocked(cl)
 	h.mu.Unlock()
 	h.fault("cluster up")

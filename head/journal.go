@@ -97,6 +97,9 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 		Number: cl.Number, Spec: cl.spec, Pool: cl.pool.ID, Origin: cl.origin, Description: cl.desc, Ranks: cl.ranks,
 		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port, Up: cl.up, Stopping: cl.stopping, Restarts: cl.budget.noted(), Lost: cl.lost,
 	}
+	if !cl.spec.Restarts() { // nothing is made of it again; it may be large
+		note.Spec.Config = nil
+	}
 	if cl.owner != nil {
 		note.Owner = cl.owner.number
 	}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from ... import _errors
 from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
 from ..._cluster import Cluster as Native
 from ..._handles import BoundMethod
@@ -19,7 +20,6 @@ from ..._worker import RankInfo
 from .. import ray
 from . import modes
 from .config import WorkerConfig
-from .errors import BEFALLS, told
 from .proto import DataProto, ObjectRefWrap, rpc_timeout
 from .resources import ResourceManager
 from .worker import devices_info
@@ -243,6 +243,16 @@ class Method:
         return f"<method {self._method.where} of cluster {self._group.name}>"
 
 
+#: What befalls a call that was sent; all else is wrong with the call, and told as it is.
+_BEFALLS = (
+    _errors.RemoteError,
+    _errors.WorkerDiedError,
+    _errors.NodeLostError,
+    _errors.CallCancelledError,
+    _errors.DeadlineError,
+)
+
+
 def _run(
     group: Group,
     method: _Method,
@@ -255,8 +265,8 @@ def _run(
     """Call and wait; what befalls the call is told as an error of Ray's, too."""
     try:
         return group.run(method, how, rank, args, kwargs, timeout)
-    except BEFALLS as error:
-        raise told(error) from None
+    except _BEFALLS as error:
+        raise ray.exceptions.translate(error, "") from None
 
 
 def spread(world: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

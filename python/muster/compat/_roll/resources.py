@@ -59,6 +59,7 @@ class ResourceManager:
 
         if not device_mapping:
             return [[place(rank % self.num_nodes, None)] for rank in range(world_size)]
+        assert self.gpu_per_node, f"device_mapping={device_mapping!r}, but the nodes have no GPUs"
         ids = parse_mapping(device_mapping)
         each = len(ids) // world_size
         if not each:

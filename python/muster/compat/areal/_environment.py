@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ... import _errors
@@ -11,27 +10,6 @@ from . import _api, _engines
 from ._areal import INSTALLED
 from ._workers import Again, Refusal, WorkerInfo, failed
 
-#: What Muster sets for each worker by its rank, and does not let a cluster's env change. AReaL
-#: lets a role change it, so it is set in the worker, before anything of the user's is imported.
-_BY_RANK = frozenset(
-    (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "CLUSTER_NAME",
-        "WORKER_NAME",
-        "MUSTER_LOCAL_RANK",
-        "MUSTER_DEVICES",
-        "CUDA_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        "HIP_VISIBLE_DEVICES",
-        "ASCEND_RT_VISIBLE_DEVICES",
-    )
-)
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -56,16 +34,9 @@ def of(spec: Any, offload: bool) -> dict[str, str]:
             )
 
             env |= get_tms_env_vars()
-    own = {str(key): str(value) for key, value in (spec.env_vars or {}).items()}
     for name in _THREADS:
         env[name] = os.environ.get(name, str(spec.cpu or 8))
-    env |= own
-    return {name: value for name, value in env.items() if name not in _BY_RANK}
-
-
-def refused(env_vars: Mapping[str, str] | None) -> dict[str, str]:
-    """Those of a role's variables that a worker sets itself."""
-    return {str(key): str(value) for key, value in (env_vars or {}).items() if key in _BY_RANK}
+    return env | {str(key): str(value) for key, value in (spec.env_vars or {}).items()}
 
 
 def begin_trial(scheduler: Any) -> None:

@@ -65,10 +65,8 @@ class Opening:
     identity: Identity
     address: str
     port_count: int = 2
-    #: On top of what Muster set: a role's own variables, or all of a fork's target.
-    env: dict[str, str] = field(default_factory=dict)
-    #: Whether that is all: a fork has what its target has, and nothing else.
-    inherits: bool = False
+    #: The environment of a fork's target, which it has and nothing else.
+    env: dict[str, str] | None = None
     #: A server to run in the place of the engines.
     command: list[str] = field(default_factory=list)
     #: The process that this one ends with, where it is a fork's.
@@ -76,7 +74,7 @@ class Opening:
 
 
 #: What a fork does not have from its target.
-_OWN = frozenset(("CLUSTER_NAME", "WORKER_NAME"))
+_OWN = ("CLUSTER_NAME", "WORKER_NAME")
 
 
 class Host(muster.Worker):
@@ -97,10 +95,10 @@ class Host(muster.Worker):
 
     def open_worker(self, opening: Opening) -> list[int]:
         """Take one's place; returns the ports, which are this worker's alone."""
-        if opening.inherits:
-            for name in set(os.environ) - set(opening.env) - _OWN:
-                del os.environ[name]
-        os.environ.update(opening.env)
+        if opening.env is not None:
+            own = {name: os.environ[name] for name in _OWN if name in os.environ}
+            os.environ.clear()
+            os.environ.update(opening.env | own)
         self.identity, self.address = opening.identity, opening.address
         atexit.register(self.close)
         if opening.target:
@@ -139,8 +137,6 @@ class Host(muster.Worker):
 
     def close(self) -> None:
         """End what was started beside the engines."""
-        if self._server is not None:
-            self._server.stop()
         self.children.end_all()
 
     # --- engines ---------------------------------------------------------
@@ -176,10 +172,6 @@ class Host(muster.Worker):
     def put_env(self, env: Mapping[str, str]) -> None:
         """Change the environment, for engines and forks to come."""
         os.environ.update({str(key): str(value) for key, value in env.items()})
-
-    def live_env(self) -> dict[str, str]:
-        """The environment as it is now, for a fork."""
-        return {name: value for name, value in os.environ.items() if name not in _OWN}
 
     # --- what comes by HTTP ----------------------------------------------
 

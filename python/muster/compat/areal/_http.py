@@ -62,10 +62,6 @@ class Server:
         """Serve on a daemon thread."""
         threading.Thread(target=self._http.serve_forever, name="areal-http", daemon=True).start()
 
-    def stop(self) -> None:
-        """Take no more requests."""
-        self._http.server_close()
-
     def answer(self, verb: str, path: str, body: bytes) -> Reply:
         """Serve one request."""
         if path.startswith("/data/") and path not in ("/data/batch", "/data/clear"):
@@ -251,7 +247,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         try:
             status, reply = self.owner.answer(self.command, path, body)
-            data = json.dumps(reply, default=_plain).encode()
+            data = json.dumps(reply, default=plain).encode()
         except Refused as error:
             (status, reply), cause = error.reply, error.__cause__
             data = json.dumps(reply).encode()
@@ -274,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not written down."""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON does not know, as near as it has it: enums, numpy's numbers, paths."""
     for name in ("item", "value"):
         if hasattr(value, name):

@@ -11,8 +11,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ... import _context, _errors
-from ..._resources import ResourceManager
+from ... import _errors
+from ..._resources import ResourceManager, nodes
 from . import _api
 
 #: Seconds that a pool is waited for.
@@ -34,8 +34,7 @@ class Share:
 def count_devices() -> int:
     """How many GPUs a node has, as Muster sees them."""
     with ResourceManager(0, 1):  # nodes are there once somebody wants them
-        nodes = _context.connection().request("status", {})["nodes"]
-    return max((len(node["node"]["devices"]) for node in nodes), default=0)
+        return max((len(node["devices"]) for node in nodes()), default=0)
 
 
 class Chosen:
@@ -113,17 +112,17 @@ def _reserve(share: Share, per_node: int) -> None:
     each, total = share.spec.gpu, share.spec.gpu * len(share.indices)
     if total == 0:
         return
-    nodes = 1
+    count = 1  # of nodes
     if per_node and total > per_node:
-        nodes = -(-total // per_node)
+        count = -(-total // per_node)
         if each < per_node and per_node % each:
             raise ValueError(
                 f"workers of {each} GPUs do not fill nodes of {per_node}: {total} GPUs would have "
                 "workers that lie on two nodes"
             )
     # As many on each node as it takes, and no more: what is left is for others.
-    whole = per_node if each > per_node > 0 else -(-total // (nodes * each)) * each
-    share.pool = ResourceManager(whole, nodes, timeout=_PATIENCE)
+    whole = per_node if each > per_node > 0 else -(-total // (count * each)) * each
+    share.pool = ResourceManager(whole, count, timeout=_PATIENCE)
     if _strategy(share.spec) != "deferred":  # else the pool has the GPUs, and the worker none
         share.mapping = list(range(total))
         share.span = each > whole

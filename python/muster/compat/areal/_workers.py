@@ -59,7 +59,7 @@ class WorkerInfo:
         if state != "dead":
             return
         try:
-            self.handle.call("live_env", timeout=10.0)
+            self.handle.env()
         except _errors.WorkerDiedError as error:
             raise failed(self.id, error) from error
         except _errors.NodeLostError as error:
@@ -123,7 +123,9 @@ class Command(WorkerInfo):
         raise NotImplementedError(what)
 
     def _post(self, path: str, body: Any, timeout: float) -> Callable[[], Any]:
-        data = json.dumps(body).encode()  # now, so that a value that cannot be sent is told here
+        data = json.dumps(
+            body, default=_http.plain
+        ).encode()  # now, so that a value that cannot be sent is told here
         url = f"http://{_http.join(self.worker.ip, self.port)}{path}"
 
         def post() -> Any:

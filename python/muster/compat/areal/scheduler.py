@@ -139,7 +139,6 @@ class MusterScheduler(_api.Scheduler):
                 self._identity(role, index),
                 "",
                 max(spec.port_count, 1),
-                _environment.refused(spec.env_vars),
                 command=words,
             )
             for index, (spec, words) in enumerate(zip(specs, commands, strict=True))
@@ -188,8 +187,7 @@ class MusterScheduler(_api.Scheduler):
                     self._identity(role, index),
                     "",
                     len(target.worker.worker_ports),
-                    target.handle.call("live_env"),
-                    inherits=True,
+                    target.handle.env(),
                     command=words,
                     target=target.pid,
                 )
@@ -235,6 +233,7 @@ class MusterScheduler(_api.Scheduler):
             num_gpus_per_worker=spec.gpu if share.mapping else None,
             span_nodes=share.span,
             env=env,
+            rank_env=True,  # a role may set any variable
             grace=_GRACE,
             startup_timeout=max(self.startup_timeout, 1.0),
             python=_interpreter(spec),

@@ -10,11 +10,11 @@ import asyncio
 import importlib
 import inspect
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._errors import format_traceback
 from . import _state
 from ._values import Failure, unboxed
 from .exceptions import ConstructionFailed
@@ -113,8 +113,8 @@ class Host:
             args = [argument(value) for value in spec.args]
             kwargs = {key: argument(value) for key, value in spec.kwargs.items()}
             self._made = cls(*args, **kwargs)
-        except Exception:
-            self._failed = traceback.format_exc()
+        except Exception as error:
+            self._failed = format_traceback(error)
         self._spec = Spec(None, (), {})  # its arguments are the object's now
 
 

@@ -51,8 +51,8 @@ _ACTOR = _COMMON | {
     "max_task_retries",
     "namespace",
 }
-#: What a runtime_env may hold. Others would make an environment that Muster does not make.
-_ENVIRONMENT = {"env_vars", "working_dir", "py_modules", "config", "eager_install"}
+#: What of a runtime_env only tunes how Ray makes it.
+_IGNORED = ("config", "eager_install")
 _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
 #: Seconds between asking an actor to end and ending it: Ray asks not at all.
 _GRACE = 1.0
@@ -133,26 +133,23 @@ def _check_strategy(value: Any) -> None:
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `WorkerConfig` that a runtime_env gives."""
-    given = options.get("runtime_env") or {}
-    strange = sorted(set(given) - _ENVIRONMENT)
-    if strange:
-        raise ValueError(
-            f"runtime_env has {', '.join(strange)}; Muster takes {', '.join(sorted(_ENVIRONMENT))} "
-            "and runs in the environment that is there: prepare it before the start"
-        )
-    variables = given.get("env_vars") or {}
+    """The fields of a `WorkerConfig` that a runtime_env gives, with what `init` said for all.
+
+    What of it can be made is for Muster to say: on Ray's nodes more than elsewhere.
+    """
+    given = dict(options.get("runtime_env") or {})
+    variables = given.pop("env_vars", None) or {}
     for key, value in variables.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"env_vars[{key!r}] is {value!r}; both sides are text")
     # What a user says comes last, also where Muster has a word of its own.
     found: dict[str, Any] = {"env": dict(variables), "rank_env": True}
+    for key in _IGNORED:
+        given.pop(key, None)
+    if rest := {**_state.runtime_env(), **given}:
+        found["runtime_env"] = rest
     if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
         found["preload"] = ("muster.compat.ray._installed",)
-    if given.get("working_dir"):
-        found["working_dir"] = given["working_dir"]
-    if given.get("py_modules"):
-        found["py_modules"] = list(given["py_modules"])
     return found
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _context, _errors, _service
 from ..._refs import PENDING, Ref, _gather, seconds
 from . import _state
-from ._values import Box, Failure, boxed, unboxed
+from ._values import Box, Failure, Plain, boxed, unboxed
 from .exceptions import GetTimeoutError, translate
 
 if TYPE_CHECKING:
@@ -375,8 +375,8 @@ def cancel(ray_waitable: Any, *, force: bool = False, recursive: bool = True) ->
 
 
 def settled(value: Any) -> ObjectRef:
-    """A ref of a value that is here."""
-    return ObjectRef(None, box=boxed(value))
+    """A ref of this very object."""
+    return ObjectRef(None, box=Plain(value))
 
 
 def failed(error: BaseException, actor: str | None = None) -> ObjectRef:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -94,6 +95,8 @@ def init(
         )
     _start(address, num_gpus, log_to_driver)
     variables = dict(environment["env"])
+    if rest := environment.get("runtime_env"):
+        variables[_state.RUNTIME_ENV] = json.dumps(rest)
     if namespace:
         variables[_state.NAMESPACE] = namespace
     _Job.before = {key: os.environ.get(key) for key in variables}

@@ -7,11 +7,14 @@ also where somebody else makes them.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 NAMESPACE = "MUSTER_RAY_NAMESPACE"
 INSTALLED = "MUSTER_RAY_INSTALLED"
+RUNTIME_ENV = "MUSTER_RAY_RUNTIME_ENV"
 #: Of scripts that do not name one: sessions are apart anyway.
 _DEFAULT_NAMESPACE = "default"
 
@@ -29,13 +32,11 @@ class Actor:
 
 class _Process:
     actor = Actor()
-    worker = False  # a process that was made for actors or tasks
 
 
 def enter(actor: Actor) -> None:
     """Be an actor's process, or a task's."""
     _Process.actor = actor
-    _Process.worker = True
 
 
 def actor() -> Actor:
@@ -46,6 +47,12 @@ def actor() -> Actor:
 def namespace() -> str:
     """Where names are looked for by default."""
     return os.environ.get(NAMESPACE) or _DEFAULT_NAMESPACE
+
+
+def runtime_env() -> dict[str, Any]:
+    """What `init` was told for all actors and tasks, but for variables."""
+    found: dict[str, Any] = json.loads(os.environ.get(RUNTIME_ENV) or "{}")
+    return found
 
 
 def identity(text: str, digits: int = 56) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ... import _errors, _service
+from ... import WorkerHandle, _errors, _service, get_cluster
 from ..._calling import ONE_RANK
 from . import _devices, _host, _names, _options, _state
 from ._refs import ObjectRef, failed, namespace_of, passed
@@ -294,18 +295,33 @@ def spread(ref: ObjectRef, returns: int) -> Any:
     ]
 
 
-def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
-    """The living actor of that name."""
+def get_actor(name: str, namespace: str | None = None) -> Any:
+    """The living actor of that name; or the worker of a cluster, in whatever namespace."""
     if not name:
         raise ValueError("get_actor() takes the name of an actor")
     where = namespace_of(namespace)
     try:
         return ActorHandle(_service.get_service(_names.service_name(where, name)), None)
     except _errors.NotFoundError:
+        worker = _worker_named(name)
+        if worker is not None:
+            return worker
         raise ValueError(
             f"there is no living actor {name!r} in namespace {where!r}; it was not made, has "
             "ended, or has another namespace (get_actor(name, namespace=...))"
         ) from None
+
+
+def _worker_named(name: str) -> WorkerHandle | None:
+    """A worker of a cluster, as ``actor_train-0-G0``: those are actors in ROLL."""
+    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
+    if found is None:
+        return None
+    try:
+        workers = get_cluster(found[1]).workers
+    except _errors.NotFoundError:
+        return None
+    return next((worker for worker in workers if worker.name == name), None)
 
 
 def kill(actor: Any, *, no_restart: bool = True) -> None:

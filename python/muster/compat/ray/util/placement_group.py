@@ -200,8 +200,10 @@ def remove_placement_group(placement_group: PlacementGroup) -> None:
         raise TypeError(f"that is no placement group: {placement_group!r}")
     from .._devices import end_group
 
-    end_group(placement_group)
-    placement_group._remove()
+    # A copy of it that came inside a value holds nothing itself.
+    for group in (_groups.get(placement_group.id, placement_group), placement_group):
+        end_group(group)
+        group._remove()
 
 
 def get_placement_group(placement_group_name: str) -> PlacementGroup:
@@ -215,7 +217,7 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
     """One group, or all that this process made, as Ray's tables tell of them."""
     if placement_group is not None:
-        return _row(placement_group)
+        return _row(_groups.get(placement_group.id, placement_group))
     return {ident: _row(group) for ident, group in _groups.items()}
 
 
