@@ -20,7 +20,9 @@
 //	           its ranks up                  running    Send
 //	held       paired, first in its queue,
 //	           the rows of a leg are there   sending    SendLeg
-//	held       a future failed, Cancel       answered   Fail
+//	held       a future failed, Cancel,
+//	           Expire                        answered   Fail
+//	held       WorkerLost of a rank of its   answered   Fail, when it is first in its queue
 //	sending    the rows of a leg are there   sending    SendLeg; running with the last one
 //	sending    a rank of a leg is down       sending    -, the leg waits for Replace
 //	sending    anything that ends a call     as running, the legs that were not sent are skipped; those
@@ -46,7 +48,13 @@
 //	expiring   Expired with stacks           answered   Fail; CancelLeg or KillLeg where the method says so
 //	cancelling the last leg ended            answered   Fail
 //	cancelling Overdue with stacks           answered   Fail; KillLeg where its caller asked for that
-//	answered   the last leg ended            gone       -
+//	any        Wait that closes a cycle      answered   Fail; CancelLeg for the legs that are out
+//	any        Refuse of a Send or SendLeg   answered   Fail (the legs that are out run on; collective: CancelLeg)
+//	any        ClusterGone                   answered   Fail
+//	held,
+//	sending    CallerGone                    answered   Fail, for nobody; the legs that are out run on
+//	running    CallerGone                    running    -, and what comes of it is for nobody
+//	answered   the last leg ended            gone       Forget, where objects are held for it
 //	answered   Acked by its caller           the same   Release, where a worker keeps many results for nobody
 //
 // A call is paired when its arguments are futures of calls that give their rows
@@ -69,6 +77,10 @@
 //	ones where not    yes                       running    the rest was given up before: skipped
 //	none, and later
 //	ones              yes                       answered   Fail: it was refused before
+//	none              yes, its time is over     answered   Fail, before anything is sent: it does not begin
+//	some              yes, its time is over     expiring   Stacks, once results that are kept are taken; the
+//	                                                       legs that were not sent are skipped
+//	any               yes, twice                -          the second is not taken
 //	any               yes, and it was lost      -          none: the head fails it (Refused); those that
 //	                  with a rank                          its caller made before keep their places
 //	any               no, the caller is back    answered   none: it has its answer; the legs run on

@@ -69,11 +69,14 @@ func (b *Comeback) Got(w *Worker, seq uint32, id ID, origin uint64) {
 	mine.last = max(mine.last, id)
 }
 
-// Call takes a call that its caller sent again.
+// Call takes a call that its caller sent again; nil: it is here already.
 func (b *Comeback) Call(r Request) *Call {
+	if b.t.FindCaller(r.Caller, r.CallerID) != nil {
+		return nil
+	}
 	c := &Call{Request: r}
 	c.makeLegs()
-	if g := b.legs[r.Origin()]; g != nil && !g.claimed && g.cluster == r.Cluster {
+	if g := b.legs[r.Origin()]; g != nil && g.cluster == r.Cluster {
 		g.claimed = true
 		c.ID = g.id
 		for _, got := range g.legs {

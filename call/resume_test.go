@@ -22,6 +22,8 @@ type cutWorld struct {
 	ranks    [][]*rank // by cluster
 	callers  []*client
 	bytes    map[*Call]bool // whose arguments the head has
+	numbers  map[ID]uint64  // origins of all calls that were ever sent
+	settling bool           // a new head does not know all yet
 }
 
 // rank is a worker's process.
@@ -30,6 +32,7 @@ type rank struct {
 	up       bool
 	in       []toRank
 	received uint32
+	last     ID // that it has got
 	got      []*leg
 	ran      []uint64 // origins, in order
 	out      []*leg   // results on their way
@@ -98,7 +101,7 @@ type toClient struct {
 }
 
 func newCutWorld(t *testing.T, seed uint64) *cutWorld {
-	w := &cutWorld{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 6)), callers: []*client{{number: 1, up: true}, {number: 2, up: true}}}
+	w := &cutWorld{t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 6)), callers: []*client{{number: 1, up: true}, {number: 2, up: true}}, numbers: map[ID]uint64{}}
 	for n := range 2 {
 		w.ranks = append(w.ranks, nil)
 		for range 1 + w.r.IntN(3) {
@@ -164,17 +167,6 @@ func (w *cutWorld) orders(ops []Op) {
 		if (op.Do == Send || op.Do == SendLeg) && op.Call.State != Sending {
 			delete(w.bytes, op.Call) // not kept once all is out
 		}
-	}
-}
-
-func (w *cutWorld) send(c *Call, i int) {
-	if !w.bytes[c] {
-		w.fatalf("a leg of call %d without its arguments", c.CallerID)
-	}
-	c.Sent(i)
-	rk := w.rankOf(c.Legs[i].Worker)
-	if rk.up {
-		rk.in = append(rk.in, toRank{id: c.ID, origin: c.Origin(), ack: rk.w.Mark()})
 	}
 }
 
@@ -302,28 +294,6 @@ func (w *cutWorld) hear(who *client) {
 	}
 }
 
-// read is the worker's part for what the head sent.
-func (w *cutWorld) read(rk *rank) {
-	m := rk.in[0]
-	rk.in = rk.in[1:]
-	rk.got = slices.DeleteFunc(rk.got, func(l *leg) bool {
-		drop := int32(l.seq-m.ack) <= 0 || slices.Contains(m.release, l.id)
-		if drop && !l.done {
-			w.fatalf("a leg of %d was released before it was done", l.origin)
-		}
-		return drop
-	})
-	if m.id == 0 {
-		return
-	}
-	rk.received++
-	rk.got = append(rk.got, &leg{seq: rk.received, id: m.id, origin: m.origin})
-	if slices.Contains(rk.ran, m.origin) {
-		w.fatalf("a leg of %x ran twice", m.origin)
-	}
-	rk.ran = append(rk.ran, m.origin)
-}
-
 // finish ends one of the legs that run.
 func (w *cutWorld) finish(rk *rank) bool {
 	for _, i := range w.r.Perm(len(rk.got)) {
@@ -348,16 +318,6 @@ func (w *cutWorld) result(rk *rank) {
 func (w *cutWorld) cutRank(rk *rank) {
 	rk.up, rk.in, rk.out = false, nil, nil
 	w.table.WorkerDying(rk.w)
-}
-
-func (w *cutWorld) backRank(rk *rank) {
-	rk.up = true
-	w.orders(w.table.Returned(rk.w, rk.received))
-	for _, l := range rk.got {
-		if l.done {
-			rk.out = append(rk.out, l)
-		}
-	}
 }
 
 func (w *cutWorld) backCaller(who *client) {
@@ -385,46 +345,6 @@ func (who *client) answered(inv *invocation) []uint64 {
 		}
 	}
 	return ids
-}
-
-// kill ends the head; the next one settles.
-func (w *cutWorld) kill() {
-	w.newHead()
-	back := w.table.Comeback()
-	for _, ranks := range w.ranks {
-		for _, rk := range ranks {
-			rk.up, rk.in, rk.out = true, nil, nil
-			back.Received(rk.w, rk.received)
-			for _, l := range rk.got {
-				back.Got(rk.w, l.seq, l.id, l.origin)
-			}
-		}
-	}
-	var puts []*Call
-	for _, who := range w.callers {
-		who.up, who.in, who.out, who.kept, who.puts, who.answers = true, nil, nil, nil, nil, who.read
-		for _, inv := range who.open {
-			for _, f := range who.answered(inv) {
-				puts = append(puts, w.table.PutAnswer(who.number, f, -1, who.value(f)))
-			}
-			w.bytes[back.Call(inv.request(w))] = true
-		}
-	}
-	w.orders(back.Prepare(func(uint32) bool { return true }, func(*Call) {}))
-	for _, ranks := range w.ranks {
-		for _, rk := range ranks {
-			for _, l := range rk.got {
-				if l.done {
-					_, ops := w.table.Result(rk.w, l.id, l.result())
-					w.orders(ops)
-				}
-			}
-		}
-	}
-	w.orders(back.Go())
-	for _, put := range puts {
-		w.orders(w.table.Acked(put))
-	}
 }
 
 // step lets one thing happen; false: there is nothing left to happen.

@@ -11,10 +11,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
-from running import BINARY, IMPORTS, below, environment, eventually, output_of, run_script
+import muster
+from running import (
+    BINARY,
+    IMPORTS,
+    below,
+    cluster,
+    environment,
+    eventually,
+    output_of,
+    pool,
+    run_script,
+)
+from witness import Witness, runs
 
 SCRIPT = (
     IMPORTS
@@ -121,6 +134,33 @@ def test_started_again_under_its_name(head: Head, tmp_path: Path) -> None:
         gate.touch()
         out, err = script.communicate(timeout=40)
         assert out == "same True\n", (out, err)
+    head.stop()
+
+
+@pytest.mark.chaos
+def test_deadlines_pass_while_there_is_none(head: Head, tmp_path: Path) -> None:
+    """A call that was made too late for the next head ends with its deadline, and never runs;
+    one that runs ends with it, too."""
+    muster.init(address=head.address)
+    try:
+        with pool(2, 2) as rm, cluster(Witness, rm, name="w", device_mapping="0-3") as c:
+            c.begin(str(tmp_path))
+            runs_on = c.until("gate", "held", blocking=False, timeout=1.0)
+            assert eventually(lambda: all(runs(tmp_path, "w", 4)))
+            head.kill()
+            late = c.step("late", blocking=False, timeout=0.2)
+            after = c.step("after", blocking=False)
+            over = monotonic() + 1.0
+            assert eventually(lambda: monotonic() > over)
+            head.start()
+            for ref in (runs_on, late):
+                with pytest.raises(muster.DeadlineError, match=r"w\.(until|step)"):
+                    muster.get(ref, 30)
+            (tmp_path / "gate").touch()
+            assert muster.get(after, 30) == [("after", rank) for rank in range(4)]
+        assert runs(tmp_path, "w", 4) == [["gate", "after"]] * 4
+    finally:
+        muster.shutdown()
     head.stop()
 
 

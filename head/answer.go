@@ -192,7 +192,7 @@ func (p *pending) joined(c *call.Call, op call.Op) (v wire.Value, from []wire.Pa
 		r := c.Legs[op.Leg].Result
 		return wire.Value{Raw: r.Body, Bufs: bufsOf(&r)}, nil, nil
 	}
-	if !p.planned && p.paired == nil && len(c.Futures) > 0 { // it was sent by a head before this one
+	if !p.planned && p.paired == nil { // it was sent by a head before this one
 		if err := p.planAgain(c); err != nil {
 			return v, nil, err
 		}

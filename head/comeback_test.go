@@ -150,6 +150,34 @@ func TestAgentComesBack(t *testing.T) {
 	})
 }
 
+// A call is cancelled while there is no connection to the agent that is to end its
+// legs: it is told when it is back.
+func TestCancelsWaitForTheAgent(t *testing.T) {
+	legs, away, back := make(chan *fake.Leg, 8), make(chan bool, 8), make(chan bool)
+	r := newRig(t, setup{
+		virtual: "1x4",
+		script: fake.Script{
+			Answer: func(l *fake.Leg) { legs <- l },
+			Stored: func(int) []wire.ObjectAt { // as it is asked for when it comes back
+				away <- true
+				<-back
+				return []wire.ObjectAt{}
+			},
+		},
+		options: head.Options{Grace: forever, CancelGrace: forever},
+	})
+	info := r.cluster("c", 2)
+	id := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
+	within(t, legs, "a leg")
+	within(t, legs, "a leg")
+	r.fake.Agent(0).Cut()
+	within(t, away, "the end of the connection")
+	r.owner.conn.Send(wire.Header{Kind: wire.KindCancel, ID: id}, []byte{0xc0}, nil)
+	must(t, r.owner.ask("status", &wire.Empty{}, &wire.Status{})) // by then it is taken
+	close(back)
+	r.owner.fails(id, spec.CodeCancelled, "c.all was cancelled")
+}
+
 // Workers are told which results they may drop: with their next leg or, where legs
 // are fanned out or one runs on in front of the others, by themselves.
 func TestResultsAreReleased(t *testing.T) {

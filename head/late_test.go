@@ -24,7 +24,7 @@ func (c *returning) keepBack(to callee, payload []byte) *outgoing {
 
 // A call that is sent again when nothing is left of its time is answered, and does
 // not begin: neither under the head of before nor under the next. Those that have
-// time go on.
+// time go on, to their deadlines.
 func TestCallsWhoseTimeIsOver(t *testing.T) {
 	for name, restart := range map[string]bool{"cut off": false, "a new head": true} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +44,8 @@ func TestCallsWhoseTimeIsOver(t *testing.T) {
 			}
 			runs := c.call(to(0, time.Hour), args("runs"))
 			held := within(t, began, "a leg")
+			hangs := c.call(to(0, 300*time.Millisecond), args("hangs"))
+			stuck := within(t, began, "another leg")
 			late := c.keepBack(to(1, time.Millisecond), args("late"))
 			soon := c.keepBack(to(1, time.Hour), args("soon"))
 			if restart {
@@ -55,6 +57,9 @@ func TestCallsWhoseTimeIsOver(t *testing.T) {
 			within(t, began, "the leg that has time").Return([]byte{2})
 			_, err = c.wait(soon)
 			must(t, err)
+			_, err = c.wait(hangs)
+			wantError(t, err, spec.CodeTimeout, "c.plain", "no answer within 300ms")
+			stuck.Return([]byte{3})
 			held.Return([]byte{1})
 			_, err = c.wait(runs)
 			must(t, err)

@@ -148,7 +148,7 @@ func (p *pending) complete(c *call.Call) *spec.Error {
 // planAgain finds out how the results of a call are joined whose legs another head
 // has sent.
 func (p *pending) planAgain(c *call.Call) *spec.Error {
-	if !c.HasDeps() {
+	if len(c.Futures) == 0 || !c.HasDeps() {
 		return spec.Errorf(spec.CodeHeadLost, "%s: its legs have ended, but how their results are joined went with the head: make the call again", c.Title())
 	}
 	if err := p.splice(c); err != nil {

@@ -472,10 +472,13 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 		c.refuseAgainLocked(f.ID, refused, b)
 		return
 	}
-	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
-	c.bytes += p.size
 	req.Leased = wire.HasRefs(f.Bufs)
 	made := together.Call(req)
+	if made == nil {
+		return
+	}
+	p.size = wire.Size(nil, payload, f.Bufs) + callBytes
+	c.bytes += p.size
 	h.resuming.made = append(h.resuming.made, putCall{made, f.Bufs})
 	switch {
 	case rt.over():
