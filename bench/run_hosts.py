@@ -219,7 +219,9 @@ def bench(options: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     with Hosts(HOSTS) as hosts:
-        ray = hosts.ray_up(cpus=PER_HOST, gpus=PER_HOST, memory=OBJECT_STORE)
+        # On a busy machine Ray's nodes may take longer than it waits by itself.
+        patience = {"RAY_raylet_start_wait_time_s": "80"}
+        ray = hosts.ray_up(cpus=PER_HOST, gpus=PER_HOST, memory=OBJECT_STORE, env=patience)
         say(f"Ray is up on {HOSTS} hosts after {time.monotonic() - began:.0f} s")
         runs, left_out = measure(
             Bench(hosts, ray, logs, deadline), cases, systems, options.rounds, deadline
@@ -262,8 +264,8 @@ def main() -> int:
     os.umask(0o022)
     try:
         results = bench(options)
-    except Unavailable as e:
-        say(str(e))
+    except (Unavailable, OSError) as e:
+        say(f"nothing was measured: {e}")
         return 1
     write(results, options.publish)
     return 1 if any(run["problem"] for run in results["runs"]) else 0

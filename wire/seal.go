@@ -82,26 +82,30 @@ func (laterError) Error() string   { return "nothing has come yet" }
 func (laterError) Timeout() bool   { return true }
 func (laterError) Temporary() bool { return true }
 
-// Read is for TLS. It returns no more than the header of a record, or its body.
+// Read is for TLS. It returns nothing beyond the end of a record.
 func (s *seal) Read(b []byte) (int, error) {
 	if s.at == s.end {
 		if err := s.fill(); err != nil {
 			return 0, err
 		}
 	}
-	come := s.room[s.at:s.end]
-	var n int
-	if s.body > 0 {
-		n = copy(b[:min(len(b), s.body)], come)
-		s.body -= n
-	} else {
-		n = copy(b, come[:min(len(come), recordHeader-s.headSize)])
-		copy(s.head[s.headSize:], come[:n])
-		if s.headSize += n; s.headSize == recordHeader {
-			s.headSize, s.body = 0, int(binary.BigEndian.Uint16(s.head[3:]))
+	n := 0
+	for ended := false; !ended && n < len(b) && s.at < s.end; {
+		come := s.room[s.at:s.end]
+		var m int
+		if s.body > 0 {
+			m = copy(b[n:], come[:min(len(come), s.body)])
+			s.body -= m
+			ended = s.body == 0
+		} else {
+			m = copy(b[n:], come[:min(len(come), recordHeader-s.headSize)])
+			copy(s.head[s.headSize:], come[:m])
+			if s.headSize += m; s.headSize == recordHeader {
+				s.headSize, s.body = 0, int(binary.BigEndian.Uint16(s.head[3:]))
+			}
 		}
+		n, s.at = n+m, s.at+m
 	}
-	s.at += n
 	return n, nil
 }
 
