@@ -122,8 +122,8 @@ class Play:
 
     def node(self) -> dict[str, Any]:
         """What `muster status` has of the far node."""
-        command = [str(BINARY), "status", "--json"]
-        done = self.cluster.hosts.run(NEAR, command, env=self._env, check=True)
+        status = [str(BINARY), "status", "--json"]
+        done = self.cluster.hosts.run(NEAR, status, env=self._env, check=True)
         found: dict[str, Any] = json.loads(done.stdout)[0]["nodes"][FAR]
         return found
 
