@@ -156,7 +156,7 @@ func clustersText(s wire.Status) string {
 	}
 	rows := [][]string{{"CLUSTER", "WORKERS", "SHAPE", "DEVICES"}}
 	for _, cl := range s.Clusters {
-		rows = append(rows, []string{cl.Name, workersText(cl.Workers) + restartsText(cl), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
+		rows = append(rows, []string{cl.Name, workersText(cl.Workers) + restartsText(cl) + drainingText(cl), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
 	}
 	return "\n" + table("  ", rows)
 }
@@ -179,6 +179,14 @@ func workersText(workers []wire.WorkerInfo) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// drainingText says that a cluster is about to go.
+func drainingText(cl wire.ClusterInfo) string {
+	if !cl.Draining {
+		return ""
+	}
+	return ", draining"
 }
 
 // restartsText says how often ranks were started again, and which.

@@ -55,6 +55,7 @@ func some() []running {
 			{Cluster: "reward", Method: "score", State: "cancelling", AgeSec: 200, Legs: 1, Out: []int{0}, Caller: "the script"},
 		},
 	}
+	busy.status.Clusters[0].Draining = true
 	busy.status.Clusters[1].OnFailure, busy.status.Clusters[1].Restarts, busy.status.Clusters[1].Workers[0].Restarts = "restart_worker", 2, 2
 	quiet := running{Session: session.Session{Name: "52-ffffffffffff", Pid: 52}}
 	quiet.status = wire.Status{Session: quiet.Name, Release: "0.0.1", Pid: 52, UpSec: 200000, LogDir: "/l"}
