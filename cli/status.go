@@ -160,7 +160,7 @@ func clustersText(s wire.Status) string {
 		if cl.Kind == spec.KindService {
 			continue
 		}
-		rows = append(rows, []string{cl.Name, workersText(cl.Workers) + restartsText(cl), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
+		rows = append(rows, []string{cl.Name, workersText(cl.Workers) + restartsText(cl) + drainingText(cl), shapeText(cl.Ranks), devicesText(cl, len(s.Pools) > 1)})
 	}
 	if len(rows) == 1 {
 		return "\n  no clusters\n"
@@ -232,6 +232,14 @@ func workersText(workers []wire.WorkerInfo) string {
 		}
 	}
 	return strings.Join(parts, ", ")
+}
+
+// drainingText says that a cluster is about to go.
+func drainingText(cl wire.ClusterInfo) string {
+	if !cl.Draining {
+		return ""
+	}
+	return ", draining"
 }
 
 // restartsText says how often ranks were started again, and which.

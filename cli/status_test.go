@@ -62,6 +62,7 @@ func some() []running {
 	for r := range busy.status.Clusters[0].Workers {
 		busy.status.Clusters[0].Workers[r].Engines = []spec.Engine{{Name: "trainer", Class: "pkg.Trainer"}}
 	}
+	busy.status.Clusters[0].Draining = true
 	busy.status.Clusters[1].OnFailure, busy.status.Clusters[1].Restarts, busy.status.Clusters[1].Workers[0].Restarts = "restart_worker", 2, 2
 	quiet := running{Session: session.Session{Name: "52-ffffffffffff", Pid: 52}}
 	quiet.status = wire.Status{Session: quiet.Name, Release: "0.0.1", Pid: 52, UpSec: 200000, LogDir: "/l"}

@@ -58,6 +58,7 @@ type clusterView struct {
 
 	OnFailure string `json:"on_failure,omitempty"`
 	Restarts  int    `json:"restarts,omitempty"`
+	Draining  bool   `json:"draining,omitempty"` // it takes no more calls, and ends
 }
 
 type shapeView struct {
@@ -133,7 +134,7 @@ func viewOf(r running) sessionView {
 func clusterViews(clusters []wire.ClusterInfo) []clusterView {
 	views := make([]clusterView, 0, len(clusters))
 	for _, cl := range clusters {
-		v := clusterView{Name: cl.Name, Kind: cl.Kind, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}, OnFailure: cl.OnFailure, Restarts: cl.Restarts}
+		v := clusterView{Name: cl.Name, Kind: cl.Kind, Pool: cl.Pool, World: len(cl.Workers), Workers: []workerView{}, OnFailure: cl.OnFailure, Restarts: cl.Restarts, Draining: cl.Draining}
 		if len(cl.Ranks) > 0 {
 			r := cl.Ranks[0]
 			v.Shape = shapeView{r.DPSize, r.TPSize, r.PPSize, r.CPSize}

@@ -13,18 +13,18 @@ from ray_test import WORKER
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-# Ray's own autoscaler for tests: nodes are further raylets of one machine.
+# Ray's own nodes for tests: further raylets of one machine.
+PROVIDER = {
+    "type": "fake_multinode",
+    "gcs_address": "10.77.0.1:6379",
+    "use_node_id_as_ip": True,
+    "disable_node_updaters": True,
+    "disable_launch_config_check": True,
+    "launch_multiple": True,
+}
 CONFIG = {
     "cluster_name": "grows",
     "max_workers": 2,
-    "provider": {
-        "type": "fake_multinode",
-        "gcs_address": "10.77.0.1:6379",
-        "use_node_id_as_ip": True,
-        "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "launch_multiple": True,
-    },
     "available_node_types": {
         "ray.head.default": {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
         "gpu_worker": {
@@ -53,38 +53,64 @@ CONFIG = {
 }
 
 
-@pytest.fixture(scope="module")
-def grows() -> Iterator[Cluster]:
-    with Hosts(1) as hosts:
-        config = hosts.scratch / "autoscaler.json"
-        hosts[0].path(config).write_text(json.dumps(CONFIG))
-        ray = hosts.ray_up(
-            cpus=2,
-            gpus=0,
-            flags=[f"--autoscaling-config={config}"],
-            env={"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"},
-        )
-        yield Cluster(hosts, ray)
-
-
-def test_a_pool_waits_for_the_nodes_that_it_makes_an_autoscaler_add(grows: Cluster) -> None:
-    running = grows.start(
-        WORKER
-        + """
+WAITS = """
 if __name__ == "__main__":
     import json
     before = ResourceManager.outlook(4, 2)
     rm = ResourceManager(4, 2, timeout=120)
     c = Cluster("late", Probe, rm, WorkerConfig(device_mapping="0-7"))
     try:
-        ResourceManager(64, 1, timeout=15)
+        ResourceManager(64, 1, timeout=PATIENCE)
         refused = ""
     except muster.ResourceError as error:
         refused = str(error)
     print(json.dumps([before.now, before.waits, before.text, len(c.where()), refused]))
-""",
-        grows.env(MUSTER_VIRTUAL="1x4"),
-    )
+"""
+HEAD = "f" * 51 + "00000"
+# The autoscaler of now wants to be told which node and kind the head is, and does not
+# know Ray's own nodes for tests by their short name.
+SECOND = {
+    "RAY_enable_autoscaler_v2": "1",
+    "RAY_CLOUD_INSTANCE_ID": HEAD,
+    "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD,
+    "RAY_NODE_TYPE_NAME": "ray.head.default",
+}
+EXTERNAL = {
+    **PROVIDER,
+    "type": "external",
+    "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+    "head_node_id": HEAD,
+}
+
+
+@pytest.fixture(params=["first", "second"])
+def grows(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A node without GPUs, to which Ray adds others of four; by either of its autoscalers."""
+    second = request.param == "second"
+    config = {**CONFIG, "provider": EXTERNAL if second else PROVIDER}
+    with Hosts(1) as hosts:
+        path = hosts.scratch / "autoscaler.json"
+        hosts[0].path(path).write_text(json.dumps(config))
+        ray = hosts.ray_up(
+            cpus=2,
+            gpus=0,
+            flags=[f"--autoscaling-config={path}"],
+            env={
+                "RAY_FAKE_CLUSTER": "1",
+                "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+                **(SECOND if second else {}),
+            },
+        )
+        yield Cluster(hosts, ray)
+
+
+def test_a_pool_waits_for_the_nodes_that_it_makes_an_autoscaler_add(
+    grows: Cluster, request: pytest.FixtureRequest
+) -> None:
+    second = request.node.callspec.params["grows"] == "second"
+    # The first never says that it cannot help.
+    source = WORKER + WAITS.replace("PATIENCE", "1000" if second else "5")
+    running = grows.start(source, grows.env(MUSTER_VIRTUAL="1x4"))
     done = grows.finish(running, 200)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     now, waits, text, workers, refused = json.loads(done.stdout.splitlines()[-1])
@@ -93,4 +119,5 @@ if __name__ == "__main__":
     assert "waiting for nodes" in done.stderr, done.stderr
     assert workers == 8
     assert "wanted 1 bundle of 64 GPUs" in refused and "pool 1 (late) holds 4 GPUs" in refused
+    assert ("autoscaler says that it can make no room" in refused) is second, refused
     until(lambda: not grows.musters(), lambda: f"left: {grows.musters()}")

@@ -503,7 +503,7 @@ func (cl *cluster) infoLocked() *wire.ClusterInfo {
 	info := &wire.ClusterInfo{
 		Number: cl.Number, Name: cl.Name, Kind: cl.spec.Kind, Pool: cl.pool.ID,
 		MasterAddr: cl.master.Addr, MasterPort: cl.master.Port,
-		Ranks: cl.ranks, Description: cl.desc, OnFailure: cl.spec.OnFailure, Restarts: cl.restarts,
+		Ranks: cl.ranks, Description: cl.desc, OnFailure: cl.spec.OnFailure, Restarts: cl.restarts, Draining: cl.drains,
 	}
 	for _, w := range cl.workers {
 		wi := workerInfo(&w.place)

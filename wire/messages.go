@@ -213,7 +213,8 @@ type ClusterInfo struct {
 	Ranks       []spec.RankInfo  `msg:"ranks"`
 	Description spec.Description `msg:"description"`
 	OnFailure   string           `msg:"on_failure"`
-	Restarts    int              `msg:"restarts"` // of ranks, or of all at once, since it was made
+	Restarts    int              `msg:"restarts"`           // of ranks, or of all at once, since it was made
+	Draining    bool             `msg:"draining,omitempty"` // it takes no more calls
 }
 
 // WorkerInfo describes one worker of a cluster.

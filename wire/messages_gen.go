@@ -769,58 +769,76 @@ func (z *ClusterCreate) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *ClusterInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 11
-	// string "number"
-	o = append(o, 0x8b, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
-	o = msgp.AppendUint32(o, z.Number)
-	// string "name"
-	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
-	o = msgp.AppendString(o, z.Name)
-	// string "kind"
-	o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
-	o = msgp.AppendString(o, z.Kind)
-	// string "pool"
-	o = append(o, 0xa4, 0x70, 0x6f, 0x6f, 0x6c)
-	o = msgp.AppendInt(o, z.Pool)
-	// string "master_addr"
-	o = append(o, 0xab, 0x6d, 0x61, 0x73, 0x74, 0x65, 0x72, 0x5f, 0x61, 0x64, 0x64, 0x72)
-	o = msgp.AppendString(o, z.MasterAddr)
-	// string "master_port"
-	o = append(o, 0xab, 0x6d, 0x61, 0x73, 0x74, 0x65, 0x72, 0x5f, 0x70, 0x6f, 0x72, 0x74)
-	o = msgp.AppendInt(o, z.MasterPort)
-	// string "workers"
-	o = append(o, 0xa7, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72, 0x73)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Workers)))
-	for za0001 := range z.Workers {
-		o, err = z.Workers[za0001].MarshalMsg(o)
+	// check for omitted fields
+	zb0001Len := uint32(12)
+	var zb0001Mask uint16 /* 12 bits */
+	_ = zb0001Mask
+	if z.Draining == false {
+		zb0001Len--
+		zb0001Mask |= 0x800
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "number"
+		o = append(o, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+		o = msgp.AppendUint32(o, z.Number)
+		// string "name"
+		o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+		o = msgp.AppendString(o, z.Name)
+		// string "kind"
+		o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+		o = msgp.AppendString(o, z.Kind)
+		// string "pool"
+		o = append(o, 0xa4, 0x70, 0x6f, 0x6f, 0x6c)
+		o = msgp.AppendInt(o, z.Pool)
+		// string "master_addr"
+		o = append(o, 0xab, 0x6d, 0x61, 0x73, 0x74, 0x65, 0x72, 0x5f, 0x61, 0x64, 0x64, 0x72)
+		o = msgp.AppendString(o, z.MasterAddr)
+		// string "master_port"
+		o = append(o, 0xab, 0x6d, 0x61, 0x73, 0x74, 0x65, 0x72, 0x5f, 0x70, 0x6f, 0x72, 0x74)
+		o = msgp.AppendInt(o, z.MasterPort)
+		// string "workers"
+		o = append(o, 0xa7, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Workers)))
+		for za0001 := range z.Workers {
+			o, err = z.Workers[za0001].MarshalMsg(o)
+			if err != nil {
+				err = msgp.WrapError(err, "Workers", za0001)
+				return
+			}
+		}
+		// string "ranks"
+		o = append(o, 0xa5, 0x72, 0x61, 0x6e, 0x6b, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Ranks)))
+		for za0002 := range z.Ranks {
+			o, err = z.Ranks[za0002].MarshalMsg(o)
+			if err != nil {
+				err = msgp.WrapError(err, "Ranks", za0002)
+				return
+			}
+		}
+		// string "description"
+		o = append(o, 0xab, 0x64, 0x65, 0x73, 0x63, 0x72, 0x69, 0x70, 0x74, 0x69, 0x6f, 0x6e)
+		o, err = z.Description.MarshalMsg(o)
 		if err != nil {
-			err = msgp.WrapError(err, "Workers", za0001)
+			err = msgp.WrapError(err, "Description")
 			return
 		}
-	}
-	// string "ranks"
-	o = append(o, 0xa5, 0x72, 0x61, 0x6e, 0x6b, 0x73)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Ranks)))
-	for za0002 := range z.Ranks {
-		o, err = z.Ranks[za0002].MarshalMsg(o)
-		if err != nil {
-			err = msgp.WrapError(err, "Ranks", za0002)
-			return
+		// string "on_failure"
+		o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x66, 0x61, 0x69, 0x6c, 0x75, 0x72, 0x65)
+		o = msgp.AppendString(o, z.OnFailure)
+		// string "restarts"
+		o = append(o, 0xa8, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
+		o = msgp.AppendInt(o, z.Restarts)
+		if (zb0001Mask & 0x800) == 0 { // if not omitted
+			// string "draining"
+			o = append(o, 0xa8, 0x64, 0x72, 0x61, 0x69, 0x6e, 0x69, 0x6e, 0x67)
+			o = msgp.AppendBool(o, z.Draining)
 		}
 	}
-	// string "description"
-	o = append(o, 0xab, 0x64, 0x65, 0x73, 0x63, 0x72, 0x69, 0x70, 0x74, 0x69, 0x6f, 0x6e)
-	o, err = z.Description.MarshalMsg(o)
-	if err != nil {
-		err = msgp.WrapError(err, "Description")
-		return
-	}
-	// string "on_failure"
-	o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x66, 0x61, 0x69, 0x6c, 0x75, 0x72, 0x65)
-	o = msgp.AppendString(o, z.OnFailure)
-	// string "restarts"
-	o = append(o, 0xa8, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
-	o = msgp.AppendInt(o, z.Restarts)
 	return
 }
 
@@ -934,6 +952,12 @@ func (z *ClusterInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Restarts")
 				return
 			}
+		case "draining":
+			z.Draining, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Draining")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -956,7 +980,7 @@ func (z *ClusterInfo) Msgsize() (s int) {
 	for za0002 := range z.Ranks {
 		s += z.Ranks[za0002].Msgsize()
 	}
-	s += 12 + z.Description.Msgsize() + 11 + msgp.StringPrefixSize + len(z.OnFailure) + 9 + msgp.IntSize
+	s += 12 + z.Description.Msgsize() + 11 + msgp.StringPrefixSize + len(z.OnFailure) + 9 + msgp.IntSize + 9 + msgp.BoolSize
 	return
 }
 

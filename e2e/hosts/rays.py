@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PORT = 6379
 #: How long Ray may take to start a node, on a machine that does much else.
 START_SECONDS = 150.0
+# Ray gives its own node 30 s, which a busy machine may not have for it.
+SLOW = "timed out during startup"
+TRIES = 4
 
 # Alive nodes, one JSON line each time there is another count, until there are
 # as many as were asked for.
@@ -123,16 +126,23 @@ class Ray:
             command = self.ray("start", *where, *flags)
             return self._hosts.popen(host, command, env=env, stdout=out, stderr=subprocess.STDOUT)
 
-    def _finish(self, host: int, running: Running) -> None:
+    def _finish(self, host: int, running: Running, tries: int = TRIES) -> None:
         try:
             code = running.wait(START_SECONDS)
         except subprocess.TimeoutExpired:
             running.kill()
             code = running.wait()
-        if code != 0:
-            at = self._hosts[host]
-            log = (at.path(at.scratch) / "ray-start.log").read_text(errors="replace")
-            raise OSError(f"ray start on {at.name} exited with {code}:\n{log[-3000:]}")
+        if code == 0:
+            return
+        at = self._hosts[host]
+        path = at.path(at.scratch) / "ray-start.log"
+        log = path.read_text(errors="replace")
+        if tries > 1 and SLOW in log:
+            self._hosts.run(host, self.ray("stop", "--force"), env=self.env, timeout=START_SECONDS)
+            path.write_text("")
+            self._finish(host, self._starting(host), tries - 1)
+            return
+        raise OSError(f"ray start on {at.name} exited with {code}:\n{log[-3000:]}")
 
     def wait_for_nodes(self, count: int, seconds: float = 60) -> None:
         """Returns when Ray has that many living nodes."""

@@ -143,11 +143,10 @@ class Groups:
             if self._ready(group, min(patience, left)):
                 return
             scales = scaling.look(self._ray)
-            why = self._why(want, strategy, scales)
             if scales.refuses(group.id.hex()):
-                raise Refused(
-                    f"{why}\nbut the autoscaler says that none of its nodes could have it"
-                )
+                why = self._why(want, strategy, Scaling(False))
+                raise Refused(f"{why}\nthe cluster's autoscaler says that it can make no room")
+            why = self._why(want, strategy, scales)
             if not scales.grows or left <= patience:
                 raise Refused(why)
             patience = _LOOK

@@ -79,8 +79,8 @@ def _second(ray: Any) -> Scaling | None:
     for node in state.pending_instances:
         coming[node.ray_node_type_name] += 1
     hopeless = tuple(gang.details for gang in state.infeasible_gang_resource_requests)
-    reports = state.autoscaler_state_version > 0
-    return Scaling(reports and _real(kinds), doing(coming), hopeless)
+    # Nodes of an autoscaler's have a kind from the start, before it has said a word.
+    return Scaling(_real(kinds), doing(coming), hopeless)
 
 
 def _first(ray: Any) -> Scaling | None:
