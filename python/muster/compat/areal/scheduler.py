@@ -33,7 +33,11 @@ logger = logging.getLogger("MusterScheduler")
 _GRACE = 3.0
 _counter = itertools.count()
 #: What every worker needs; AReaL and what it imports come once the environment is complete.
-_PRELOAD = ("muster.compat.areal._host", "muster.compat.areal._http")
+_PRELOAD = (
+    "muster.compat.areal._host",
+    "muster.compat.areal._http",
+    *(("torch",) if _api.INSTALLED else ()),  # which AReaL imports first, and takes longest
+)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
