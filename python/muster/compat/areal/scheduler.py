@@ -15,6 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ _counter = itertools.count()
 _PRELOAD = (
     "muster.compat.areal._host",
     "muster.compat.areal._http",
-    *(("torch",) if _api.INSTALLED else ()),  # which AReaL imports first, and takes longest
+    # AReaL imports it first, and it takes longest.
+    *(("torch",) if _api.INSTALLED and find_spec("torch") is not None else ()),
 )
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
