@@ -23,7 +23,7 @@ from typing import Any
 
 import muster
 
-from . import _engines, _values
+from . import _engines, _json, _values
 from ._areal import INSTALLED
 from ._children import Child, Children, Logs, leave_as
 
@@ -119,8 +119,11 @@ class Host(muster.Worker):
         self._server = Server(self, bind, port, run)
         self.address = named or bind
         self.node_addr = join(self.address, self._server.port)
-        self._server.start()
+        # What serving needs is imported before it begins: threads that import AReaL side by
+        # side would find each other's modules half made.
+        _json.warm()
         _announce(self.identity, self.node_addr)
+        self._server.start()
         return int(self._server.port)
 
     def _run_command(self, command: Sequence[str], port: int) -> None:

@@ -258,11 +258,14 @@ class _Handler(BaseHTTPRequestHandler):
             status = 500
             text = f"Internal server error: {error}"
             data = json.dumps({"error": text, "status": "error", "message": text}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except ConnectionError:  # who asked did not wait
+            self.close_connection = True
 
     do_GET = do_POST = do_PUT = do_DELETE = _serve
 

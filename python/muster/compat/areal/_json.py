@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from . import _tensors
 from ._areal import INSTALLED
 
 
@@ -26,6 +27,13 @@ def serialize_value(value: Any) -> Any:
 def deserialize_value(value: Any) -> Any:
     """The value that `serialize_value` was given."""
     return _theirs().deserialize_value(value) if INSTALLED else _deserialize(value)
+
+
+def warm() -> None:
+    """Import what values need, if it is AReaL's."""
+    if INSTALLED:
+        _theirs()
+        _tensors.home()
 
 
 def _theirs() -> Any:

@@ -15,6 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,12 @@ logger = logging.getLogger("MusterScheduler")
 _GRACE = 3.0
 _counter = itertools.count()
 #: What every worker needs; AReaL and what it imports come once the environment is complete.
-_PRELOAD = ("muster.compat.areal._host", "muster.compat.areal._http")
+_PRELOAD = (
+    "muster.compat.areal._host",
+    "muster.compat.areal._http",
+    # AReaL imports it first, and it takes longest.
+    *(("torch",) if _api.INSTALLED and find_spec("torch") is not None else ()),
+)
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 

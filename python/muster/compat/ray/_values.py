@@ -21,8 +21,11 @@ class Kept:
     buffers: list[Any]
 
     def open(self) -> Any:
-        """The value, over the shared memory."""
-        views = [part if type(part) is bytes else part[_COLUMN].data for part in self.buffers]
+        """The value: large parts over the shared memory, small ones copied, as torch wants to
+        write."""
+        views = [
+            bytearray(part) if type(part) is bytes else part[_COLUMN].data for part in self.buffers
+        ]
         return _values.decode(self.body, views)
 
 
