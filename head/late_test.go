@@ -2,6 +2,8 @@ package head_test
 
 import (
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -78,4 +80,53 @@ func TestCallsWhoseTimeIsOver(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A caller that others went on without is not let in any more: what it would send
+// again may have run.
+func TestCallersThatComeTooLate(t *testing.T) {
+	var ran legRuns
+	began := make(chan *fake.Leg, 8)
+	s := newCrashes(t, "2x1", fake.Script{Answer: func(leg *fake.Leg) {
+		ran.note(leg)
+		began <- leg
+	}})
+	s.options.Grace = 200 * time.Millisecond // of the next head
+	owner := s.controller()
+	var p spec.Pool
+	must(t, owner.ask("pool.create", &wire.PoolCreate{Nodes: 2, Timeout: 10}, &p))
+	info := &wire.ClusterInfo{}
+	must(t, owner.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 2)}, info))
+	to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
+
+	open, gate := make(chan struct{}), make(chan struct{})
+	close(open)
+	var mu sync.Mutex
+	at := open
+	slow := newReturning(t, func() (*wire.Conn, error) {
+		mu.Lock()
+		wait := at
+		mu.Unlock()
+		<-wait
+		return s.dial()
+	}, wire.Hello{Role: wire.RoleController, Token: s.head.Token()})
+	held := slow.call(to, args("held"))
+	leg := within(t, began, "a leg")
+	mu.Lock()
+	at = gate
+	mu.Unlock()
+	s.crash()
+	owner.cut()
+	after := owner.call(callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{1}}, args("after"))
+	within(t, began, "a leg under the next head").Return([]byte{1})
+	_, err := owner.wait(after)
+	must(t, err)
+	close(gate)
+	_, err = slow.wait(held)
+	if err == nil || !strings.Contains(err.Error(), "away for too long") {
+		t.Errorf("it was let in: %v", err)
+	}
+	leg.Return([]byte{2})
+	must(t, ran.check())
+	must(t, s.end(owner))
 }

@@ -184,3 +184,40 @@ def test_what_a_caller_sends_is_numbered_on_every_connection(heads: Heads) -> No
     assert [f.id for f in again if f.kind == _wire.KIND_CALL] == [ref._id for ref in refs]
     more = start(connection, "more")
     assert [frame.id for frame in line.calls(1)] == [more._id]
+
+
+def test_a_signal_handler_that_sends_takes_its_own_number(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may run when a frame is packed and not yet under way."""
+    connection, line = heads.connect()
+    pack, inner = _wire.pack_frame, list[Ref]()
+    handlers = iter(range(3))
+
+    def interrupted(*given: Any, **more: Any) -> list[Any]:
+        parts = pack(*given, **more)
+        if next(handlers, None) is not None:
+            inner.append(start(connection, "inner"))
+        return parts
+
+    monkeypatch.setattr(_wire, "pack_frame", interrupted)
+    outer = start(connection, "outer")
+    monkeypatch.undo()
+    last = start(connection, "last")
+    sent = [frame.id for frame in line.calls(5)]
+    assert sorted(sent) == sorted([outer._id, last._id, *(ref._id for ref in inner)])
+    assert sent[-1] == last._id
+
+
+def test_nothing_is_acknowledged_while_a_call_is_made_of_it(heads: Heads) -> None:
+    """What is, the head would forget, and the call could name it no more."""
+    connection, line = heads.connect()
+    first = start(connection, 1)
+    line.calls(1)
+    with connection.holding_acks():
+        line.answer(first._id, "read")
+        assert muster.get(first, DEADLINE) == "read"
+        start(connection, 2)
+        assert line.calls(1)[0].ack == 0
+    start(connection, 3)
+    assert line.calls(1)[0].ack == 1
