@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ def _found(ray: Any) -> Scaling:
         try:
             found = ask(ray)
         except Exception:
+            traceback.print_exc()  # into the bridge's log
             continue
         if found is not None:
             return found
@@ -75,7 +77,7 @@ def _second(ray: Any) -> Scaling | None:
     kinds = [node.ray_node_type_name for node in reply.cluster_resource_state.node_states]
     coming = Counter[str]()
     for asked in state.pending_instance_requests:
-        coming[asked.ray_node_type_name] += asked.request_count
+        coming[asked.ray_node_type_name] += asked.count
     for node in state.pending_instances:
         coming[node.ray_node_type_name] += 1
     hopeless = tuple(gang.details for gang in state.infeasible_gang_resource_requests)
