@@ -57,7 +57,8 @@
 // ledger.go, chunks.go and their like decide, without effects: they do the accounting of
 // segments, objects, leases and the budget. store.go carries out, serve.go
 // speaks the protocol (docs/wire.md), client.go is the other end of it. fetch.go gets
-// chunks, peers.go asks other stores for them, remote.go answers those.
+// chunks, peers.go asks other stores for them, remote.go answers those, bulk.go is
+// what lies below its TLS.
 //
 // The package imports wire, spec and process. It never reads what the bytes
 // mean, and never decides who may have them: the token is all the proof.
