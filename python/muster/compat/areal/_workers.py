@@ -245,4 +245,4 @@ def reason_of(info: WorkerInfo, method: str, attempt: int, error: Exception) -> 
 def _first(error: BaseException) -> str:
     """What was raised, without the remote traceback, which its cause has."""
     message = getattr(error, "message", None)
-    return str(message if message is not None else error)
+    return str(message if message is not None else error) or type(error).__name__
