@@ -33,9 +33,11 @@ class Events:
     def __init__(self, address: str, token: str, *, logs: bool, progress: bool) -> None:
         self._address = address
         self._token = token
-        self._stream, self._epoch = self._dial()
-        self.dials = 1  # connections so far
         self._over = False  # no more is to be expected
+        found = self._find()
+        assert found is not None
+        self._stream, self._epoch = found
+        self.dials = 1  # connections so far
         self._screen = Screen()
         self._logs = logs
         self._progress = progress
@@ -78,26 +80,37 @@ class Events:
         except (EOFError, OSError, _errors.ProtocolError):
             pass  # the connection for calls tells if that is an error
 
+    def _find(self) -> tuple[_wire.FrameStream, int] | None:
+        """A head that welcomes us, whichever there is within the grace: one may be killed at any
+        time, and another follows. None when it is not wanted any more."""
+        deadline = monotonic() + head_grace()
+        while not self._over:
+            try:
+                return self._dial()
+            except (OSError, _wire.CutError):
+                if monotonic() >= deadline:
+                    raise
+            sleep(_PAUSE)
+        return None
+
     def _dial_again(self) -> bool:
         """Whether there is a head again, or still."""
-        deadline = monotonic() + head_grace()
-        while not self._over and monotonic() < deadline:
-            sleep(_PAUSE)
-            try:
-                stream, epoch = self._dial()
-            except _errors.MusterError:
-                return False
-            except OSError:
-                continue
-            self._stream.sock.close()
-            self._stream = stream
-            with self._marked:
-                if epoch != self._epoch:  # another head, which counts its marks anew
-                    self._epoch, self._mark = epoch, 0
-                self.dials += 1
-                self._marked.notify_all()
-            return True
-        return False
+        sleep(_PAUSE)
+        try:
+            found = self._find()
+        except (OSError, _errors.MusterError):
+            return False
+        if found is None:
+            return False
+        stream, epoch = found
+        self._stream.sock.close()
+        self._stream = stream
+        with self._marked:
+            if epoch != self._epoch:  # another head, which counts its marks anew
+                self._epoch, self._mark = epoch, 0
+            self.dials += 1
+            self._marked.notify_all()
+        return True
 
     def _notice(self, verb: str, message: dict[str, Any]) -> None:
         if verb == "log" and self._logs:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import socket
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster._events import Screen, describe
+from muster import _wire
+from muster._events import Events, Screen, describe
 
 
 class Terminal(io.StringIO):
@@ -120,3 +124,45 @@ def test_a_closed_stderr_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -
     Screen().lines(["lost"])
     monkeypatch.setattr("sys.stderr", None)
     Screen().lines(["lost"])
+
+
+def test_a_head_that_goes_while_it_is_dialled_is_followed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the first connection, and at a later one: it hangs up unheard, or refuses to be dialled."""
+    terminal = io.StringIO()
+    monkeypatch.setattr("sys.stderr", terminal)
+    address = str(tmp_path / "head")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen()
+    welcome = {"version": _wire.VERSION, "release": _wire.RELEASE, "epoch": 1}
+
+    def heads() -> None:
+        for i in range(4):
+            sock, _ = listener.accept()
+            with sock:
+                stream = _wire.FrameStream(sock)
+                stream.read()
+                if i % 2 == 0:
+                    continue  # killed before it has said a word
+                _wire.send_frame(sock, _wire.KIND_WELCOME, 0, _wire.pack(welcome | {"epoch": i}))
+                line = {"worker": "a-0", "text": f"of head {i}"}
+                notice = ["log", {"lines": [line]}]
+                _wire.send_frame(sock, _wire.KIND_NOTICE, 0, _wire.pack(notice))
+                if i == 3:
+                    mark = ["mark", {"mark": 7}]
+                    _wire.send_frame(sock, _wire.KIND_NOTICE, 0, _wire.pack(mark))
+                    done.wait(30)
+
+    done = threading.Event()
+    thread = threading.Thread(target=heads)
+    thread.start()
+    events = Events(address, "t", logs=True, progress=True)
+    with events._marked:
+        assert events._marked.wait_for(lambda: events._mark == 7, 30)
+    done.set()
+    events.join(30)
+    thread.join(30)
+    listener.close()
+    assert terminal.getvalue() == "[a-0] of head 1\n[a-0] of head 3\n"
