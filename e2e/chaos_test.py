@@ -1,4 +1,4 @@
-"""Some rounds of chaos in every test run: fixed seeds, and one that nobody has seen."""
+"""Some rounds of chaos in every test run, of fixed seeds; `make chaos` plays others."""
 
 from __future__ import annotations
 
