@@ -255,7 +255,7 @@ def _copy_together(numpy: Any, shares: list[list[Job]]) -> None:
                 start_new_thread(crew.work, (numpy,))
         except RuntimeError:
             pass  # no threads are left: it is done by this one
-        _copy_rest(numpy, shares)
+        _copy_rest(numpy, crew)
     finally:
         crew.dismiss()
     if crew.errors:
@@ -270,9 +270,9 @@ def _copy_together(numpy: Any, shares: list[list[Job]]) -> None:
 # Loops stand in functions of their own, outside of try and with, as in _client.
 
 
-def _copy_rest(numpy: Any, shares: list[list[Job]]) -> None:
-    while shares:  # what no thread has taken yet
-        _copy(numpy, shares.pop())
+def _copy_rest(numpy: Any, crew: _Crew) -> None:
+    while (share := crew.take()) is not None:  # what no thread has taken yet
+        _copy(numpy, share)
 
 
 class _Crew:
@@ -283,6 +283,11 @@ class _Crew:
         self._taking = allocate_lock()
         self._copying: list[Any] = []  # a lock for each that took a share, until it is done
         self.errors: list[BaseException] = []
+
+    def take(self) -> list[Job] | None:
+        """A share that nobody has taken, for who waits for all the others."""
+        with self._taking:
+            return self._shares.pop() if self._shares else None
 
     def work(self, numpy: Any) -> None:
         """Copy one share, if there is one left."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,21 @@ def test_nothing_is_written_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) 
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert hit
+
+
+def test_a_share_that_was_taken_meanwhile_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads take shares while the one that waits for them looks for the next: each is copied
+    once, however they get in between."""
+    monkeypatch.setattr(_shm, "PARALLEL", 0)
+    monkeypatch.setattr(_shm, "_MOST_THREADS", 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        source = np.arange(4096, dtype=np.uint8)
+        for _ in range(2000):
+            target = np.zeros_like(source)
+            _shm.copy_all([(target, source)])
+            assert (target == source).all()
+    finally:
+        sys.setswitchinterval(interval)
