@@ -120,7 +120,10 @@ def test_dataproto() -> None:
     for batch in (Batch.from_dataproto(given), Batch.of(given), sent(Batch.of(given))):
         assert batch.meta == {"step": 1} and len(batch) == 3
         back = batch.to_dataproto(DataProto)
-        assert list(back.batch) == ["ids", "mask"] and same(back.batch["ids"], given.batch["ids"])
+        # A dict, or a TensorDict where somebody has imported that.
+        assert [*back.batch.keys()] == ["ids", "mask"] and same(
+            back.batch["ids"], given.batch["ids"]
+        )
         for name, value in given.non_tensor_batch.items():
             assert same(back.non_tensor_batch[name], value)
         assert back.meta_info == {"step": 1}
