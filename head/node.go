@@ -27,8 +27,9 @@ type node struct {
 	cast  [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
 	told  wire.Objects // for its store, while that is put together; empty between
 	ready bool
-	lost  *spec.Error // why it is no use any more
-	leave string      // why its agent is about to end, by its own word; "": it is not
+	lost  *spec.Error     // why it is no use any more
+	leave string          // why its agent is about to end, by its own word; "": it is not
+	said  <-chan struct{} // closed when all is read that its agent has said
 
 	wanted  int    // by pools that are being made
 	idle    bool   // no pool has it, and it stays for what lies in its store
@@ -53,7 +54,8 @@ type nodeConn struct {
 	*node
 	lineEnd
 	asker *wire.Asker
-	links []peer // relayed connections, by link; its reader's alone
+	said  chan struct{} // closed when all of it is read
+	links []peer        // relayed connections, by link; its reader's alone
 }
 
 // StartNodes launches the agents of all nodes the backend has. It returns when
@@ -133,20 +135,46 @@ func (n *node) watch(agent backend.Agent) {
 	n.launched = time.Now()
 	n.h.mu.Unlock()
 	<-agent.Done()
+	err := agent.Err()
+	if err == nil {
+		n.hearOut()
+	}
 	n.h.mu.Lock()
 	why, conn, far := n.leave, n.conn, n.far
 	n.h.mu.Unlock()
-	if why == "" {
-		why = "it ended"
-	}
-	if err := agent.Err(); err != nil {
+	switch {
+	case err != nil:
 		why = err.Error()
+	case why == "":
+		why = "it ended"
 	}
 	n.loseAgent(why)
 	if far && conn != nil {
 		// A backend may take a node for dead whose agent is there all the same. It
 		// dials again, and hears that nobody waits for it.
 		time.AfterFunc(n.h.opts.SuspectAfter, conn.Cut)
+	}
+}
+
+// hearWait is how long the last words of an agent may take.
+const hearWait = time.Second
+
+// hearOut waits until all is read that an agent has said before its end, as why it
+// leaves. That its process has ended may be known before.
+func (n *node) hearOut() {
+	n.h.mu.Lock()
+	said := n.said
+	n.h.mu.Unlock()
+	if said == nil {
+		return
+	}
+	late := time.NewTimer(hearWait)
+	defer late.Stop()
+	select {
+	case <-said:
+	case <-late.C:
+	case <-n.h.over:
+	case <-n.h.crash:
 	}
 }
 
@@ -209,8 +237,8 @@ func (h *Head) admitAgent(hello wire.Hello, conn *wire.Conn, w wire.Welcome) (pe
 	n.heardLocked(conn)
 	h.storesOf(&w, 0, n.index)
 	w.PeerToken = h.tokenFor("peers")
-	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn)}
-	n.asker = nil
+	nc := &nodeConn{node: n, lineEnd: n.beginLocked(conn, conn, hello.Back != 0), asker: wire.NewAsker(conn), said: make(chan struct{})}
+	n.asker, n.said = nil, nc.said
 	if hello.Back == 0 {
 		n.asker = nc.asker
 		h.noteNodeLocked(n, hello.Pid)
@@ -372,6 +400,7 @@ func (n *nodeConn) relayed(f *wire.Frame, b *batch) {
 
 func (n *nodeConn) gone(err error) {
 	h := n.h
+	close(n.said)
 	h.mu.Lock()
 	last := n.endedLocked(&n.lineEnd)
 	if last {
