@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 #: The releases of Ray that the suite runs with: from the first, before the second.
-TESTED = ((2, 54), (2, 61))
+TESTED = ((2, 60), (2, 61))
 #: Seconds for a port to answer, and for Ray to let us in.
 _PORT_PATIENCE = 3.0
 _JOIN_PATIENCE = 12.0
@@ -40,7 +40,8 @@ def untested(version: str) -> str:
     low, high = TESTED
     if low <= numbers < high:
         return ""
-    span = f"{low[0]}.{low[1]} to {high[0]}.{high[1] - 1}"
+    first, last = f"{low[0]}.{low[1]}", f"{high[0]}.{high[1] - 1}"
+    span = first if first == last else f"{first} to {last}"
     return f"Ray {version} is outside the releases that Muster is tested with ({span}); it may work"
 
 
