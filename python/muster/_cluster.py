@@ -63,14 +63,7 @@ class Cluster:
                 f"resource_manager takes a ResourceManager, not {type(resource_manager).__name__}"
             )
         spec["class"] = describe_class(worker_cls)
-        spec["runtime"] = describe_runtime(
-            python=config.python,
-            working_dir=config.working_dir,
-            py_modules=config.py_modules,
-            preload=config.preload,
-            ray=config.ray,
-            runtime_env=config.runtime_env,
-        )
+        spec["runtime"] = runtime_of(config)
         spec["runtime"]["command"] = command_of(worker_cls)
         spec["config"] = encode_config(config)
         self.resource_manager: ResourceManager | None = resource_manager
@@ -369,6 +362,18 @@ def describe_class(worker_cls: type | str, what: str = "worker_cls") -> dict[str
             f"{type(error).__name__}: {error}. Put the class at the top level of a module"
         ) from error
     return {"module": module, "name": name, "pickle": data}
+
+
+def runtime_of(config: WorkerConfig) -> dict[str, Any]:
+    """What the workers of a configuration run in."""
+    return describe_runtime(
+        python=config.python,
+        working_dir=config.working_dir,
+        py_modules=config.py_modules,
+        preload=config.preload,
+        ray=config.ray,
+        runtime_env=config.runtime_env,
+    )
 
 
 def encode_config(config: WorkerConfig) -> bytes:

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _context, _errors
-from ._cluster import Cluster, describe_class, encode_in_one
+from ._cluster import Cluster, describe_class, encode_in_one, runtime_of
 from ._config import WorkerConfig, as_worker_config, command_of
-from ._environment import describe_runtime
 from ._handles import WorkerHandle
 from ._refs import Ref, get
 from ._resources import ResourceManager
@@ -95,14 +94,7 @@ def create(
     spec["kind"] = _KIND
     spec["class"] = where
     spec["config"] = encode_in_one(given, spec["pickle"], f"the arguments of service {name}")
-    spec["runtime"] = describe_runtime(
-        python=config.python,
-        working_dir=config.working_dir,
-        py_modules=config.py_modules,
-        preload=config.preload,
-        ray=config.ray,
-        runtime_env=config.runtime_env,
-    )
+    spec["runtime"] = runtime_of(config)
     pool = config.resource_manager
     if pool is None:
         if config.device_mapping is not None:
