@@ -96,7 +96,15 @@ class Muster:
         return self._makers.make([(rows, step)] * WORKERS)
 
     def second(self, rows: int) -> list[Way]:
-        return [Way("batch", lambda step: self._make(rows, step), lambda b: self._takers.look(b))]
+        def passed(step: int) -> Any:
+            made = self._make(rows, step)
+            self._takers.look(made)
+            return made
+
+        return [
+            Way("again", passed, lambda b: self._takers.look(b)),
+            Way("batch", lambda step: self._make(rows, step), lambda b: self._takers.look(b)),
+        ]
 
     def gather(self, rows: int) -> list[Way]:
         return [Way("batch", lambda step: self._make(rows, step), lambda b: b["x"])]

@@ -285,6 +285,20 @@ class Right:
         return self.account.object
 
 
+class _Numpy:
+    """What is needed of numpy, which is not loaded before it is needed. An import statement where
+    rows are read would look through all of its machinery each time."""
+
+    reading: tuple[Any, Any] | None = None
+
+
+def _reading() -> tuple[Any, Any]:
+    import numpy
+
+    _Numpy.reading = numpy.frombuffer, numpy.uint8
+    return _Numpy.reading
+
+
 class Stored:
     """A stretch of an object in a store."""
 
@@ -299,15 +313,14 @@ class Stored:
 
     def root(self) -> numpy.ndarray[Any, Any]:
         """The content as a writable array; the same one for as long as it is held."""
-        import numpy
-
-        root = self._root()
+        root: numpy.ndarray[Any, Any] | None = self._root()
         if root is None:
+            frombuffer, kind = _Numpy.reading or _reading()
             memory = _borrowed(self.right, self.offset + self.nbytes)
             if memory is None:
-                root = numpy.frombuffer(self._opened(), numpy.uint8)
+                root = frombuffer(self._opened(), kind)
             else:
-                root = numpy.frombuffer(memory, numpy.uint8, self.nbytes, self.offset)
+                root = frombuffer(memory, kind, self.nbytes, self.offset)
             self._root = weakref.ref(root)
         return root
 
@@ -457,9 +470,12 @@ def _claim(bufs: Any, ledger: Ledger, leg: bool) -> None:
         right.account.count = 1
 
 
+_PLACED = frozenset((Stored,))  # lie in a store already
+
+
 def stow(buffers: list[Any], what: str) -> None:
     """Move the large ones of a message's buffers into a store, if there is one."""
-    if _Current.ledger is None:
+    if _Current.ledger is None or _PLACED.issuperset(map(type, buffers)):
         return
     sizes = [0 if type(buf) is Stored else memoryview(buf).nbytes for buf in buffers]
     least = LARGE
