@@ -4,7 +4,8 @@ Needs torch with CUDA and build/venv's muster (or an installed one). A batch goe
 to a worker with a GPU of its own, which copies it there: from the registered
 mapping of the store (`Batch.to_torch(device="cuda")`), from an ordinary view of
 the same memory, and from memory that torch pinned, which is the ceiling. After
-that, steps with other rows in recycled memory, each looked at on the GPU.
+that, steps with other rows in recycled memory, each looked at on the GPU, as
+batches and as the DataProtos of `muster.compat.roll`.
 """
 
 from __future__ import annotations
@@ -59,6 +60,22 @@ class Copier(Worker):
         took = time.perf_counter() - begin
         return float(x.double().sum()), float(x[0, 0] + x[-1, -1]), took
 
+    @register(Dispatch.DP_MP_COMPUTE_COLLECT_ALL)
+    def proto_sums(self, proto: Any) -> tuple[float, float, float]:
+        """The same of a DataProto; then once more, when a tensor of it was written to."""
+        import torch
+
+        begin = time.perf_counter()
+        x = proto.to("cuda").batch["x"]
+        torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        total, ends = float(x.double().sum()), float(x[0, 0] + x[-1, -1])
+        back = proto.to("cpu")
+        back.batch["x"][0, 0] += 1
+        if float(back.to("cuda").batch["x"][0, 0]) != float(x[0, 0]) + 1:
+            raise RuntimeError("what was written to a DataProto did not get to the GPU")
+        return total, ends, took
+
 
 def seconds(torch: Any, copy: Callable[[], Any], rounds: int) -> list[float]:
     """The time of each round, until the bytes are on the device."""
@@ -71,6 +88,28 @@ def seconds(torch: Any, copy: Callable[[], Any], rounds: int) -> list[float]:
         times.append(time.perf_counter() - begin)
         del kept
     return times
+
+
+def proto_of(x: Any) -> Any:
+    """The rows as ROLL's users have them."""
+    import torch
+
+    from muster.compat.roll import DataProto
+
+    return DataProto.from_dict(tensors={"x": torch.from_numpy(x)})
+
+
+def steps(x: Any, send: Callable[[], Any], count: int) -> float:
+    """The best rate of some steps with rows of their own, all of which have to arrive."""
+    rates: list[float] = []
+    for step in range(count):
+        x[...] = step
+        x[0, 0] = -step
+        ((total, ends, took),) = send()
+        if total != step * (x.size - 2) or ends != 0:
+            raise SystemExit(f"step {step}: what arrived is not what was sent: {total}, {ends}")
+        rates.append(x.nbytes / took / 1e9)
+    return max(rates)
 
 
 def main() -> None:
@@ -94,16 +133,12 @@ def main() -> None:
         print(f"{told['where']}, {options.mib} MiB, in a worker")
         for name, rate in told["rates"].items():
             print(f"  {name:28s}{rate:8.1f} GB/s")
-        rates = []
-        for step in range(options.steps):
-            x[...] = step
-            x[0, 0] = -step
-            ((total, ends, took),) = copier.sums(Batch({"x": x}))
-            if total != step * (x.size - 2) or ends != 0:
-                raise SystemExit(f"step {step}: what arrived is not what was sent: {total}, {ends}")
-            rates.append(x.nbytes / took / 1e9)
-        told["rates"]["each step's own batch"] = max(rates)
-        print(f"  {'each step its own batch':28s}{max(rates):8.1f} GB/s, all {options.steps} right")
+        for name, send in (
+            ("each step's own batch", lambda: copier.sums(Batch({"x": x}))),
+            ("each step's own DataProto", lambda: copier.proto_sums(proto_of(x))),
+        ):
+            rate = told["rates"][name] = steps(x, send, options.steps)
+            print(f"  {name:28s}{rate:8.1f} GB/s, all {options.steps} right")
         print(json.dumps({name: round(rate, 2) for name, rate in told["rates"].items()}))
     muster.shutdown()
 
