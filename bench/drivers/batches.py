@@ -248,4 +248,4 @@ def main(system: Carrier) -> None:
 
 def copying_threads() -> int:
     """How many threads Muster copies large rows with, and the floor as well."""
-    return min(len(os.sched_getaffinity(0)), 4)
+    return min(len(os.sched_getaffinity(0)), 6)
