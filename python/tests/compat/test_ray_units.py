@@ -80,12 +80,13 @@ def test_names_of_other_services_are_none() -> None:
         ({"name": ""}, ValueError, "name"),
         ({"name": 5}, TypeError, "text"),
         ({"lifetime": "long"}, ValueError, "detached"),
-        ({"lifetime": "detached"}, ValueError, "name"),
         ({"get_if_exists": True}, ValueError, "name"),
         ({"max_concurrency": 0}, ValueError, "from 1"),
         ({"max_restarts": -2}, ValueError, "-1"),
+        ({"max_restarts": "often"}, TypeError, "whole number"),
         ({"resources": {"GPU": 1}}, ValueError, "num_gpus"),
-        ({"scheduling_strategy": "TIGHT"}, TypeError, "SPREAD"),
+        ({"scheduling_strategy": "TIGHT"}, ValueError, "SPREAD"),
+        ({"scheduling_strategy": 5}, TypeError, "SPREAD"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], kind: Any, words: str) -> None:
@@ -105,6 +106,12 @@ def test_environments() -> None:
     assert found["runtime_env"] == {"working_dir": "/x"}
     with pytest.raises(TypeError, match="text"):
         _options.environment({"runtime_env": {"env_vars": {"A": 1}}})
+
+
+def test_devices_that_ray_takes_for_resources() -> None:
+    assert _options.devices_asked({"num_gpus": 2}) == 2
+    assert _options.devices_asked({"num_gpus": 0, "resources": {"NPU": 0.01}}) == 0.01
+    assert _options.devices_asked({"resources": {"tpu": 1}}) == 0
 
 
 def test_groups_in_options() -> None:

@@ -286,6 +286,8 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         raise ValueError(
             f"get() takes an ObjectRef or a list of them, not a {type(object_refs).__name__}"
         )
+    if timeout == -1:  # for ever, as Ray has it
+        timeout = None
     if timeout is not None and timeout < 0:
         raise ValueError(f"timeout is {timeout}; it is 0 or more, or None")
     calls = [_call_of(ref) for ref in refs if _box_of(ref) is None]

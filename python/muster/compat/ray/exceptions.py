@@ -11,6 +11,9 @@ from typing import Any
 
 from ... import _errors, _pickling
 
+#: How one that is no Exception, and so is not rebuilt here, is told of.
+_CANCELLED = "asyncio.exceptions.CancelledError"
+
 
 class RayError(Exception):
     """What all errors of this module are."""
@@ -169,6 +172,8 @@ def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayErr
         cause = _cause(error)
         if isinstance(cause, ConstructionFailed):
             return ActorDiedError(actor, f"its constructor raised: {cause}", True)
+        if error.message.startswith(_CANCELLED):  # by the actor itself
+            return TaskCancelledError(text)
         if isinstance(cause, RayTaskError):  # one that was passed on: it tells where it began
             cause = cause.cause
         return RayTaskError(error.method, text, cause)

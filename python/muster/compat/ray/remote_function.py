@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ... import _context, _errors, _service
-from ..._calling import ONE_RANK
 from ..._refs import Ref
 from . import _devices, _host, _names, _options, _state
 from ._refs import ObjectRef, passed
@@ -72,9 +71,8 @@ def _function(found: Any, options: Mapping[str, Any]) -> RemoteFunction:
 class _Worker:
     """A task's worker and the tasks that it was given."""
 
-    def __init__(self, service: Any, share: _devices.Share | None) -> None:
+    def __init__(self, service: Any) -> None:
         self.service = service
-        self.share = share
         self.alive = True
         self.calls: list[Ref] = []
 
@@ -97,16 +95,9 @@ class _Worker:
             pass  # the task's own
 
     def start(self, args: tuple[Any, ...]) -> Ref:
-        group = self.service._cluster._group()
-        call: Ref = group.start(group.method("run"), ONE_RANK, 0, args, {}, None)
+        call: Ref = self.service.run.remote(*args)
         self.calls.append(call)
         return call
-
-    def end(self) -> None:
-        """End the process and give back what it held."""
-        self.service.shutdown()
-        if self.share is not None:
-            self.share.release()
 
 
 class _Crew:
@@ -130,26 +121,26 @@ class _Crew:
         loads = [worker.load() for worker in self._workers]
         for worker in [worker for worker in self._workers if not worker.alive]:
             self._workers.remove(worker)
-            worker.end()
+            worker.service.shutdown()
         loads = [load for load in loads if load >= 0]
         if 0 in loads:
             return self._workers[loads.index(0)]
         if len(self._workers) >= _MOST:
             return self._workers[loads.index(min(loads))]
         config, share = _options.configured(self._options)
-        if share is not None and share.shared:
-            share.release()  # what tasks use of a group, its actors may use after them
+        if share is not None:
+            share.lend()  # what tasks use of a group, its actors may use after them
         actor = _state.Actor(resources=_options.amounts(self._options, actor=False))
         label = _names.nameless(f"task-{name}")
         made = _service.create(_host.TaskHost, label, (actor,), config=config)
         if share is not None:
             share.use(made)
-        self._workers.append(_Worker(made, share))
+        self._workers.append(_Worker(made))
         return self._workers[-1]
 
     def give_up_devices(self) -> None:
         """End the workers that hold devices and have nothing to do."""
-        if not self._options.get("num_gpus") or not self._lock.acquire(blocking=False):
+        if not _options.devices_asked(self._options) or not self._lock.acquire(blocking=False):
             return
         try:
             idle = [worker for worker in self._workers if worker.load() == 0]
@@ -157,7 +148,7 @@ class _Crew:
         finally:
             self._lock.release()
         for worker in idle:
-            worker.end()
+            worker.service.shutdown()
 
 
 class _Crews:
@@ -194,5 +185,5 @@ def _kind(options: Mapping[str, Any]) -> Any:
         repr(environment),
         None if group is None else (group.id, index),
         _options.node_of(options) if group is None else None,
-        options.get("num_gpus") or 0,
+        _options.devices_asked(options),
     )

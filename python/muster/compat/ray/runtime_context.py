@@ -11,6 +11,8 @@ from ..._runtime.current import current_call
 from . import _names, _nodes, _state
 
 SCRIPT_MODE, WORKER_MODE = 0, 1
+#: What tells a process which devices of a kind it may use.
+_VARIABLES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
 class RuntimeContext:
@@ -88,7 +90,11 @@ class RuntimeContext:
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """The devices that this process may use, by their kind."""
-        return {"GPU": [str(ident) for ident in get_gpu_ids()]}
+        taken = _state.actor().resources
+        return {
+            key: [str(number) for number in _visible(variable)] if taken.get(key) else []
+            for key, variable in _VARIABLES.items()
+        }
 
     def get_placement_group_id(self) -> str | None:
         """The placement group that this actor is in, if any."""
@@ -124,7 +130,9 @@ def get_runtime_context() -> RuntimeContext:
 
 def get_gpu_ids() -> list[Any]:
     """The devices of this actor or task, by their numbers on the node."""
-    if not _state.actor().resources.get("GPU"):
-        return []
-    text = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return _visible(_VARIABLES["GPU"]) if _state.actor().resources.get("GPU") else []
+
+
+def _visible(variable: str) -> list[Any]:
+    text = os.environ.get(variable, "")
     return [int(part) if part.isdigit() else part for part in text.split(",") if part]
