@@ -16,6 +16,8 @@ from muster import Cluster, ResourceManager, WorkerConfig
 
 HERE = Path(__file__).resolve().parent
 BINARY = HERE.parent / "build" / "muster"
+#: Where the package is that is tested here.
+PACKAGE = str(Path(muster.__file__).parents[1])
 
 # What the scripts of these tests start with.
 IMPORTS = """

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import muster
-from running import BINARY, IMPORTS, output_of, run, run_script
-
-#: Where the package is that is tested here.
-PACKAGE = str(Path(muster.__file__).parents[1])
+from running import BINARY, IMPORTS, PACKAGE, output_of, run, run_script
 
 ACTOR = """
 class MyError(Exception):
