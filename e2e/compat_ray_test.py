@@ -37,9 +37,9 @@ def test_on_muster(case: Callable[[], None]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(4))
 def test_on_ray(tmp_path: Path, part: int) -> None:
-    names = [case.__name__ for case in ray_roles.CASES][part::3]
+    names = [case.__name__ for case in ray_roles.CASES][part::4]
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for sockets' sake
         done = run(
             sys.executable,

@@ -216,8 +216,11 @@ def test_errors_of_other_kinds() -> None:
 
 
 def test_a_class_that_has_no_children() -> None:
-    error = exceptions.RayTaskError("f", "text", Sealed("x")).as_instanceof_cause()
-    assert type(error) is exceptions.RayTaskError and isinstance(error.cause, Sealed)
+    error = exceptions.RayTaskError("f", "text", Sealed("x"))
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert type(one) is exceptions.RayTaskError and isinstance(one.cause, Sealed)
+    told = exceptions.translate(raised(Sealed("x")), "a")
+    assert is_a(told, exceptions.RayTaskError) and "no children" not in str(told)
 
 
 # --- the rest -----------------------------------------------------------------------------
@@ -257,7 +260,7 @@ def test_what_is_remote() -> None:
     function = ray.remote(square)
     with pytest.raises(TypeError, match=r"square\.remote"):
         function(2)
-    assert pickle.loads(pickle.dumps(function))._function is square
+    assert pickle.loads(pickle.dumps(function)).__muster_class__ is square
 
 
 def test_nothing_runs_yet() -> None:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import WorkerConfig
-from . import _devices, _nodes, _state
+from . import _devices, _host, _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _COMMON = {
     "accelerator_type",
@@ -228,3 +231,33 @@ def amounts(options: Mapping[str, Any], *, actor: bool) -> dict[str, float]:
         found["CPU"] = 0 if actor else 1
     found |= options.get("resources") or {}
     return {key: float(value) for key, value in found.items() if value}
+
+
+class Remote:
+    """A class or a function that ``remote`` decorated, with its options."""
+
+    _is_actor: ClassVar[bool]
+
+    def __init__(self, thing: Any, options: Mapping[str, Any]) -> None:
+        self.__muster_class__ = thing
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(self, name, getattr(thing, name))
+        self._options = checked(options, actor=self._is_actor)
+
+    def options(self, **options: Any) -> Self:
+        """The same with other options."""
+        return type(self)(self.__muster_class__, {**self._options, **options})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: it would run here."""
+        raise TypeError(f"{self!r} runs elsewhere: use {self.__muster_class__.__name__}.remote()")
+
+    def __reduce__(self) -> Any:
+        return _again, (type(self), _host.locate(self.__muster_class__), self._options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__muster_class__.__qualname__})"
+
+
+def _again(kind: type[Remote], found: Any, options: Mapping[str, Any]) -> Remote:
+    return kind(_host.resolve(found), options)

@@ -6,7 +6,6 @@ and what is known of the class; it can be sent to others.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
 import weakref
@@ -81,27 +80,18 @@ def _signature(function: Any, *, skip: bool) -> inspect.Signature | None:
     return found.replace(parameters=params)
 
 
-class ActorClass:
+class ActorClass(_options.Remote):
     """A class whose objects are actors: ``cls.remote(...)`` makes one."""
+
+    _is_actor = True
 
     def __init__(self, cls: Any, options: Mapping[str, Any], *more: Any) -> None:
         if more or not isinstance(cls, type):
             raise TypeError("an actor class cannot be inherited from: inherit, then decorate")
-        self.__muster_class__ = cls
+        super().__init__(cls, options)
         self.__ray_actor_class__ = cls
         self.__ray_metadata__ = SimpleNamespace(modified_class=cls, class_name=cls.__name__)
-        self.__name__ = cls.__name__
-        self.__qualname__ = cls.__qualname__
-        self.__module__ = cls.__module__
-        self.__doc__ = cls.__doc__
-        self._options = _options.checked(options, actor=True)
         self._methods = _Methods(cls)
-
-    def options(self, **options: Any) -> ActorClass:
-        """The same with other options."""
-        made = copy.copy(self)
-        made._options = _options.checked({**self._options, **options}, actor=True)
-        return made
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor. It returns when its process runs; the constructor runs there."""
@@ -146,10 +136,6 @@ class ActorClass:
             handle._own()
         return handle
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: it would run here."""
-        raise TypeError(f"{self.__name__} is an actor class: make one by {self.__name__}.remote()")
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "__muster_class__" not in self.__dict__:
             raise AttributeError(name)
@@ -157,16 +143,6 @@ class ActorClass:
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *dir(self.__muster_class__)})
-
-    def __repr__(self) -> str:
-        return f"ActorClass({self.__name__})"
-
-    def __reduce__(self) -> Any:
-        return _actor_class, (_host.locate(self.__muster_class__), self._options)
-
-
-def _actor_class(found: Any, options: Mapping[str, Any]) -> ActorClass:
-    return ActorClass(_host.resolve(found), options)
 
 
 class ActorMethod:

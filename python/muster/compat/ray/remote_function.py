@@ -6,10 +6,9 @@ own for the tasks that it starts: a new one as long as all others are busy, up t
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ... import _context, _errors, _service
@@ -23,49 +22,21 @@ from .exceptions import WorkerCrashedError, translate
 _MOST = max(16, os.cpu_count() or 1)
 
 
-class RemoteFunction:
+class RemoteFunction(_options.Remote):
     """A function that runs elsewhere: ``function.remote(...)``."""
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.__muster_class__ = function
-        self._function = function
-        self.__name__ = function.__name__
-        self.__qualname__ = function.__qualname__
-        self.__module__ = function.__module__
-        self.__doc__ = function.__doc__
-        self._options = _options.checked(options, actor=False)
-
-    def options(self, **options: Any) -> RemoteFunction:
-        """The same with other options."""
-        made = copy.copy(self)
-        made._options = _options.checked({**self._options, **options}, actor=False)
-        return made
+    _is_actor = False
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the task; a ref of what it returns, or a list of them."""
-        found = _host.locate(self._function)
+        function = self.__muster_class__
         values = [passed(value) for value in (*args, *kwargs.values())]
+        found = _host.locate(function)
         try:
-            call = _crew(self._options).run(self.__name__, found, tuple(kwargs), values)
+            call = _crew(self._options).run(function.__name__, found, tuple(kwargs), values)
         except _errors.MusterError as error:
             raise translate(error) from None
         return spread(ObjectRef(call), self._options.get("num_returns") or 1)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: it would run here."""
-        raise TypeError(
-            f"{self.__name__} is a remote function: call it by {self.__name__}.remote()"
-        )
-
-    def __reduce__(self) -> Any:
-        return _function, (_host.locate(self._function), self._options)
-
-    def __repr__(self) -> str:
-        return f"RemoteFunction({self.__qualname__})"
-
-
-def _function(found: Any, options: Mapping[str, Any]) -> RemoteFunction:
-    return RemoteFunction(_host.resolve(found), options)
 
 
 class _Worker:

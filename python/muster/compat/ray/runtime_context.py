@@ -100,24 +100,6 @@ class RuntimeContext:
         """The placement group that this actor is in, if any."""
         return _state.actor().group or None
 
-    @property
-    def was_current_actor_reconstructed(self) -> bool:
-        """False: it is not told."""
-        return False
-
-    @property
-    def runtime_env(self) -> dict[str, Any]:
-        """Empty: what was asked for is in the environment."""
-        return {}
-
-    def get(self) -> dict[str, Any]:
-        """All of it that there is."""
-        found: dict[str, Any] = {"job_id": self.get_job_id(), "node_id": self.get_node_id()}
-        found["namespace"] = self.namespace
-        if self.get_actor_id():
-            found["actor_id"] = self.get_actor_id()
-        return found
-
 
 _context_of_process = RuntimeContext()
 
