@@ -82,7 +82,12 @@ class Share:
                 self._pool.users.append((service, self))
 
     def lend(self) -> None:
-        """Have others use the devices as well. It may be done again."""
+        """Have others use the devices as well."""
+        with _book.lock:
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Count them as free, for who has the book's lock. It may be done again."""
         if self._pool is not None:
             self._pool.give_back(self._devices, self._amount)
             self._amount = 0
@@ -120,7 +125,7 @@ def sweep() -> None:
         for pool in (*_book.bundles.values(), *_book.shared):
             for service, share in pool.users:
                 if service.name not in living:
-                    share.lend()
+                    share.take_back()
             pool.users = [user for user in pool.users if user[0].name in living]
         _book.shared = [pool for pool in _book.shared if any(pool.taken)]
         ended = [service for service in _book.alone if service.name not in living]
