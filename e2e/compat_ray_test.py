@@ -17,7 +17,7 @@ import ray_cases  # noqa: F401  (for its cases)
 import ray_roles
 import roles
 from muster.compat import ray as compat
-from running import HERE, PACKAGE, cluster, output_of, run
+from running import HERE, PACKAGE, cluster, eventually, output_of, run
 
 ray: Any = compat
 
@@ -68,6 +68,13 @@ def test_an_actor_goes_on_after_a_method_that_was_cancelled() -> None:
         ray.get(pending, timeout=60)
     assert ray.get(counter.add.remote()) == 2
     ray.kill(counter)
+
+
+@pytest.mark.usefixtures("session")
+def test_actors_that_nobody_holds_leave_nothing() -> None:
+    before = set(muster.list_services())
+    assert ray.get([ray_roles.Counter.remote(i).add.remote() for i in range(4)]) == [1, 2, 3, 4]
+    assert eventually(lambda: set(muster.list_services()) <= before)
 
 
 @pytest.mark.usefixtures("session")
