@@ -17,11 +17,9 @@ import ray_cases  # noqa: F401  (for its cases)
 import ray_roles
 import roles
 from muster.compat import ray as compat
-from running import HERE, cluster, output_of, run
+from running import HERE, PACKAGE, cluster, eventually, output_of, run
 
 ray: Any = compat
-#: Where the package is that is tested here.
-PACKAGE = str(Path(muster.__file__).parents[1])
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +37,9 @@ def test_on_muster(case: Callable[[], None]) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("part", range(4))
 def test_on_ray(tmp_path: Path, part: int) -> None:
-    names = [case.__name__ for case in ray_roles.CASES][part::3]
+    names = [case.__name__ for case in ray_roles.CASES][part::4]
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for sockets' sake
         done = run(
             sys.executable,
@@ -70,6 +68,13 @@ def test_an_actor_goes_on_after_a_method_that_was_cancelled() -> None:
         ray.get(pending, timeout=60)
     assert ray.get(counter.add.remote()) == 2
     ray.kill(counter)
+
+
+@pytest.mark.usefixtures("session")
+def test_actors_that_nobody_holds_leave_nothing() -> None:
+    before = set(muster.list_services())
+    assert ray.get([ray_roles.Counter.remote(i).add.remote() for i in range(4)]) == [1, 2, 3, 4]
+    assert eventually(lambda: set(muster.list_services()) <= before)
 
 
 @pytest.mark.usefixtures("session")
@@ -127,6 +132,9 @@ import asyncio
 import os
 
 import ray
+from ray._private import profiling
+from ray._private.async_compat import has_async_methods
+from ray._private.worker import RemoteFunctionNoArgs
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 @ray.remote
@@ -143,6 +151,7 @@ class Store:
 class Scheduler:
     def __init__(self, cluster):
         self.store = Store.options(name="store", get_if_exists=True, namespace="roll").remote()
+        assert has_async_methods(Store.__ray_metadata__.modified_class)
         self.cluster = cluster
 
     async def step(self, number):
@@ -153,7 +162,10 @@ class Scheduler:
 @ray.remote
 class Worker:
     def double(self, x):
-        return 2 * x
+        with profiling.profile("execute"):
+            return 2 * x
+
+Workers = list[RemoteFunctionNoArgs[Worker]]
 """
 
 INSTALLING = """
@@ -282,6 +294,35 @@ if __name__ == "__main__":
     except ray.exceptions.RayError as error:
         print("gone")
 """
+
+
+CHILD = """
+import subprocess, sys
+import muster.compat.ray as ray
+
+@ray.remote
+class Counter:
+    def add(self, x):
+        return x + 1
+    def child(self):
+        code = ("import sys, muster.compat.ray as ray; assert not ray.is_initialized(); "
+                "ray.init(address=sys.argv[1]); counter = ray.get_actor('other'); "
+                "print(ray.get(counter.add.remote(4))); ray.shutdown()")
+        address = ray.get_runtime_context().gcs_address
+        return subprocess.check_output([sys.executable, "-c", code, address], text=True)
+
+if __name__ == "__main__":
+    ray.init(namespace="roll")
+    other = Counter.options(name="other").remote()
+    print(ray.get(Counter.remote().child.remote()), ray.get(other.add.remote(1)))
+"""
+
+
+def test_a_process_that_an_actor_starts_joins(tmp_path: Path) -> None:
+    """As vLLM's engine does, which is a process of its own."""
+    (tmp_path / "script.py").write_text(CHILD)
+    done = run(sys.executable, tmp_path / "script.py", PYTHONPATH=PACKAGE)
+    assert output_of(done).split() == ["5", "2"]
 
 
 def test_sessions_one_after_the_other(tmp_path: Path) -> None:

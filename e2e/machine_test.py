@@ -5,11 +5,7 @@ docs/troubles.md has the table of what happens; limits_test has too little of th
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +13,7 @@ import pytest
 
 from muster import ResourceManager
 from roles import Probe
-from running import below, cluster, output_of, run_script, session
+from running import below, cluster, output_of, run_script, session, small_disk, stopped
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +26,6 @@ def zygotes() -> set[int]:
     return {
         pid for pid, (_, line) in below(os.getpid()).items() if line.startswith("muster zygote")
     }
-
-
-@contextlib.contextmanager
-def stopped(*pids: int) -> Iterator[None]:
-    """Processes that are stopped meanwhile, and surely not afterwards."""
-    try:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.chaos
@@ -103,19 +86,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def tiny() -> Iterator[Path]:
-    """A disk of 256 KiB, with nothing on it yet."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: a tiny disk has to be mounted")
-    libc = ctypes.CDLL(None, use_errno=True)
-    path = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))
-    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, b"size=256k") != 0:
-        path.rmdir()
-        pytest.skip(f"needs mounts: {os.strerror(ctypes.get_errno())}")
-    try:
+    with small_disk("256k") as path:
         yield path
-    finally:
-        libc.umount2(os.fsencode(path), 2)
-        path.rmdir()
 
 
 def test_a_disk_that_fills_up_with_logs(tiny: Path, tmp_path: Path) -> None:

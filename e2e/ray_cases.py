@@ -2,7 +2,8 @@
 
 `compat_ray_test.py` runs each on ours; with RAY_CASES=ray, `python ray_cases.py` runs them all
 on Ray itself, which is what they have to agree with. A case takes nothing and asserts. Here:
-sessions, actors and errors; waiting, refs, event loops and places are in `ray_cases_refs.py`.
+sessions, actors and errors; waiting, refs, event loops and places are in `ray_cases_refs.py`,
+ends of actors in `ray_cases_ends.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import ray_cases_ends  # noqa: F401  (for its cases)
 import ray_cases_refs  # noqa: F401  (for its cases)
 from ray_roles import (
     CASES,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ REAL = os.environ.get("RAY_CASES") == "ray"
 
 ray: Any = importlib.import_module("ray" if REAL else "muster.compat.ray")
 if REAL:
+    from ray._private import profiling
+    from ray._private.async_compat import has_async_methods
     from ray.runtime_env import RuntimeEnv
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import (
@@ -25,6 +28,8 @@ if REAL:
     )
     from ray.util.timer import _Timer
 else:
+    from muster.compat.ray._private import profiling
+    from muster.compat.ray._private.async_compat import has_async_methods
     from muster.compat.ray.runtime_env import RuntimeEnv
     from muster.compat.ray.util.placement_group import placement_group, remove_placement_group
     from muster.compat.ray.util.scheduling_strategies import (
@@ -38,7 +43,9 @@ __all__ = [
     "PlacementGroupSchedulingStrategy",
     "RuntimeEnv",
     "_Timer",
+    "has_async_methods",
     "placement_group",
+    "profiling",
     "ray",
     "remove_placement_group",
 ]
@@ -85,6 +92,21 @@ class Special(ValueError):
     def __init__(self, code: int) -> None:
         super().__init__(f"special {code}")
         self.code = code
+
+
+class Sealed(Exception):
+    """It has no children."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError("no children")
+
+
+class Odd(Exception):
+    """It cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("odd one")
+        self.lock = threading.Lock()
 
 
 class _Counter:
@@ -137,6 +159,27 @@ class _Counter:
 
     def timeout(self, timeout: int, name: str, blocking: bool) -> tuple[int, str, bool]:
         return timeout, name, blocking
+
+    def odd(self) -> None:
+        raise Odd
+
+    def sealed(self) -> None:
+        raise Sealed("sealed")
+
+    def give(self) -> Any:
+        return threading.Lock()
+
+    def exit_actor(self) -> None:
+        ray.actor.exit_actor()
+
+    def sys_exit(self) -> None:
+        sys.exit(0)
+
+    def take(self, others: list[Any]) -> None:
+        self.others = others
+
+    def ask(self) -> int:
+        return int(ray.get(self.others[0].add.remote()))
 
     def where(self) -> dict[str, Any]:
         context = ray.get_runtime_context()
@@ -198,11 +241,39 @@ class Queue:
     async def forever(self) -> None:
         await asyncio.Event().wait()
 
+    async def give_up(self) -> None:
+        raise asyncio.CancelledError
+
     def loops(self) -> bool:
         return self.running
 
     async def ping(self, other: Any, me: Any, depth: int) -> int:
         return 0 if depth == 0 else 1 + int(await other.ping.remote(me, other, depth - 1))
+
+
+class Maker:
+    """As ROLL's schedulers: it makes its queue and waits for others when it is made."""
+
+    def __init__(self, name: str, strategy: Any) -> None:
+        options = {"name": name, "scheduling_strategy": strategy, "max_concurrency": 9}
+        self.queue = ray.remote(Queue).options(**options).remote()
+        other = Counter.remote()
+        self.found: list[int] = ray.get([other.add.remote() for _ in range(2)])
+
+    async def made(self) -> list[int]:
+        return self.found
+
+    async def put(self, item: int) -> None:
+        await self.queue.put.remote(item)
+
+    async def get_batch(self, count: int) -> list[int]:
+        getting = asyncio.create_task(self._get(count))
+        await asyncio.wait({getting}, return_when=asyncio.FIRST_COMPLETED)
+        return await getting
+
+    async def _get(self, count: int) -> list[int]:
+        found: list[int] = await self.queue.get.remote(count)
+        return found
 
 
 class Gate:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import muster
 from muster import Cluster, ResourceManager, WorkerConfig
 
 HERE = Path(__file__).resolve().parent
 BINARY = HERE.parent / "build" / "muster"
+#: Where the package is that is tested here.
+PACKAGE = str(Path(muster.__file__).parents[1])
 
 # What the scripts of these tests start with.
 IMPORTS = """
@@ -68,6 +75,37 @@ def output_of(finished: subprocess.CompletedProcess[str]) -> str:
     """Its stdout, where it ended well."""
     assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
     return finished.stdout
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Processes that are stopped meanwhile, and surely not afterwards."""
+    assert pids
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def small_disk(size: str) -> Iterator[Path]:
+    """A disk of a size, as "256k", with nothing on it yet."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a small disk has to be mounted")
+    libc = ctypes.CDLL(None, use_errno=True)
+    path = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))
+    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, f"size={size}".encode()) != 0:
+        path.rmdir()
+        pytest.skip(f"needs mounts: {os.strerror(ctypes.get_errno())}")
+    try:
+        yield path
+    finally:
+        libc.umount2(os.fsencode(path), 2)
+        path.rmdir()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from running import BINARY, IMPORTS, output_of, run, run_script
+from running import BINARY, IMPORTS, PACKAGE, output_of, run, run_script
 
 ACTOR = """
 class MyError(Exception):
@@ -247,3 +247,55 @@ def test_import_muster_is_quiet_and_light() -> None:
     finished = run(sys.executable, "-c", code)
     assert output_of(finished) == "False False\n"
     assert finished.stderr == ""
+
+
+IN_PYTEST = (
+    IMPORTS
+    + ACTOR
+    + """
+import muster.compat.ray as ray
+
+@ray.remote
+class Counter:
+    def __init__(self, made): self.made = made
+    def get(self): return self.made
+    def fail(self): raise MyError("mine")
+
+@ray.remote
+def rank_of(made): return Made(made.rank + 1)
+
+def test_workers_find_this_module():
+    with ResourceManager(num_gpus_per_node=2, num_nodes=1) as rm:
+        actor = Cluster(name="a", worker_cls=Actor, resource_manager=rm,
+                        worker_config=WorkerConfig(device_mapping="0-1"))
+        made = actor.execute_rank_zero_sync("make")
+        assert type(made) is Made and actor.execute_rank_zero_sync("took", made)
+        try:
+            actor.execute_all_sync("fail")
+        except MyError as error:
+            assert isinstance(error, muster.RemoteError)
+        else:
+            raise AssertionError("no error")
+    assert muster.service(Made, "made", 4).name == "made"
+    counter = Counter.remote(made)
+    assert type(ray.get(counter.get.remote())) is Made
+    try:
+        ray.get(counter.fail.remote())
+    except MyError as error:
+        assert isinstance(error, ray.exceptions.RayTaskError)
+    assert ray.get(rank_of.remote(made)).rank == 1
+    muster.shutdown()
+"""
+)
+
+
+def test_pytest_that_imports_by_file(tmp_path: Path) -> None:
+    """Two of a name: only their files tell them apart."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test_it.py").write_text(IN_PYTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "elsewhere").mkdir()  # the folder that a program runs in is on its sys.path
+    command = (sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", tmp_path)
+    done = run(*command, cwd=tmp_path / "elsewhere", virtual="1x2", PYTHONPATH=PACKAGE)
+    assert "2 passed" in output_of(done)

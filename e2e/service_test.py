@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +24,7 @@ from running import (
     output_of,
     pool,
     run_script,
+    small_disk,
 )
 from witness import Witness, runs
 
@@ -210,12 +209,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.chaos
-def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk(disk: Path, tmp_path: Path) -> None:
     """Room was set aside for what is written down; beyond it, that it is not is told, once."""
-    finished = run_script(tmp_path, FULL, "10", MUSTER_DIR=str(small_disk))
+    finished = run_script(tmp_path, FULL, "10", MUSTER_DIR=str(disk))
     assert output_of(finished) == "No space left on device\n[0, 1]\n[0, 1]\n", finished.stderr
-    (small_disk / "filler").unlink()
-    finished = run_script(tmp_path, FULL, "3000000", MUSTER_DIR=str(small_disk))
+    (disk / "filler").unlink()
+    finished = run_script(tmp_path, FULL, "3000000", MUSTER_DIR=str(disk))
     told = output_of(finished)
     assert told.startswith("No space left on device\n[0, 1]\nerror HeadLostError"), told
     assert "is not complete: its head could not write it to the end" in told
@@ -224,20 +223,9 @@ def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk() -> Iterator[Path]:
-    """A disk of 6 MiB, with nothing on it yet."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root: a small disk has to be mounted")
-    libc = ctypes.CDLL(None, use_errno=True)
-    path = Path(tempfile.mkdtemp(prefix="mt-", dir="/tmp"))
-    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, b"size=6m") != 0:
-        path.rmdir()
-        pytest.skip(f"needs mounts: {os.strerror(ctypes.get_errno())}")
-    try:
+def disk() -> Iterator[Path]:
+    with small_disk("6m") as path:
         yield path
-    finally:
-        libc.umount2(os.fsencode(path), 2)
-        path.rmdir()
 
 
 def running(pid: int) -> bool:

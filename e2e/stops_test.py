@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 
@@ -17,7 +16,7 @@ import pytest
 import muster
 from muster import Cluster, ResourceManager
 from roles import Probe
-from running import BINARY, below, cluster, run, session
+from running import BINARY, below, cluster, run, session, stopped
 
 SECONDS = 2.0
 
@@ -34,20 +33,6 @@ VICTIMS: dict[str, Callable[[Cluster], list[int]]] = {
     "head": lambda _: found("muster head"),
     "all of them": lambda c: [w.pid for w in c.workers] + found("muster"),
 }
-
-
-@contextlib.contextmanager
-def stopped(pids: list[int]) -> Iterator[None]:
-    """Processes that are stopped meanwhile, and surely not afterwards."""
-    assert pids
-    try:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module", params=["2x2", "2x2+relay", "2x2+net"])
@@ -67,7 +52,7 @@ def c(rm: ResourceManager) -> Iterator[Cluster]:
 def test_it_goes_on_after_a_stop(rm: ResourceManager, c: Cluster, victim: str) -> None:
     before = c.execute_all_sync("pid", timeout=30)
     first = c.execute_all_async("pid")
-    with stopped(VICTIMS[victim](c)):
+    with stopped(*VICTIMS[victim](c)):
         under_way = c.execute_all_async("pid")
         _, waiting = muster.wait(under_way, num_returns=4, timeout=SECONDS)
         if victim in ("worker", "head", "all of them"):
@@ -85,7 +70,7 @@ def test_it_goes_on_after_a_stop(rm: ResourceManager, c: Cluster, victim: str) -
 @pytest.mark.chaos
 def test_a_start_waits_for_a_zygote_that_is_stopped(rm: ResourceManager, c: Cluster) -> None:
     with contextlib.ExitStack() as stack:
-        with stopped(VICTIMS["zygote"](c)):
+        with stopped(*VICTIMS["zygote"](c)):
             made: list[Cluster] = []
             starting = threading.Thread(
                 target=lambda: made.append(
@@ -101,7 +86,7 @@ def test_a_start_waits_for_a_zygote_that_is_stopped(rm: ResourceManager, c: Clus
 
 @pytest.mark.chaos
 def test_a_worker_that_is_stopped_is_told(c: Cluster) -> None:
-    with stopped(VICTIMS["worker"](c)):
+    with stopped(*VICTIMS["worker"](c)):
         with pytest.raises(TimeoutError) as caught:
             c.execute_all_sync("pid", timeout=0.5)
         text = str(caught.value)

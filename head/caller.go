@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/muster-rl/muster/call"
@@ -193,7 +194,7 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 			return nil, err
 		}
 		return orError(h.createCluster(c.ctx, c, origin, &req))
-	case "cluster.describe", "cluster.stop", "cluster.clear":
+	case "cluster.describe", "cluster.stop", "cluster.clear", "cluster.kill":
 		return c.serveCluster(verb, body)
 	case "plan":
 		var req wire.PlanRequest
@@ -247,10 +248,13 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 	switch verb {
 	case "cluster.describe":
 		return cl.infoLocked(), nil
-	case "cluster.clear":
-		workers := cl.workers
+	case "cluster.clear", "cluster.kill":
+		workers, act := slices.Clone(cl.workers), h.clear
+		if verb == "cluster.kill" {
+			act = h.kill
+		}
 		h.mu.Unlock()
-		err := h.clear(c.ctx, workers)
+		err := act(c.ctx, workers)
 		h.mu.Lock()
 		return &wire.Empty{}, err
 	}

@@ -120,6 +120,28 @@ func TestRestartWorker(t *testing.T) {
 	})
 }
 
+// A process that is killed because somebody asked is one that died: what its cluster
+// says about that holds, and its budget is used.
+func TestKillIsADeath(t *testing.T) {
+	legs, _, script := lifeOf()
+	r := newRig(t, setup{virtual: "1x0", script: script})
+	info, err := r.create(r.owner, r.pool(0, 1), "a", 1, restarting("restart_worker", 1))
+	must(t, err)
+	for range 2 {
+		call := r.owner.send(callee{cluster: info.Number, method: "all"}, args())
+		take(t, legs, 1)
+		must(t, r.owner.ask("cluster.kill", &wire.ClusterRef{Number: info.Number}, &wire.Empty{}))
+		r.owner.fails(call, spec.CodeWorkerDied, "a-0", "SIGKILL")
+	}
+	if now := r.described(info.Number); now.Restarts != 1 {
+		t.Errorf("it tells %+v", now)
+	}
+	err = r.owner.ask("cluster.kill", &wire.ClusterRef{Name: "b"}, &wire.Empty{})
+	if err == nil || spec.AsError(err).Code != spec.CodeNotFound {
+		t.Errorf("of a cluster that is not there: %v", err)
+	}
+}
+
 // said waits for a line about a cluster.
 func said(t *testing.T, events *controller, want string) {
 	t.Helper()

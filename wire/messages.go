@@ -185,7 +185,7 @@ type ClusterCreate struct {
 }
 
 // ClusterRef names a cluster by number or, where that is 0, by name (verbs
-// cluster.describe, cluster.stop, cluster.clear).
+// cluster.describe, cluster.stop, cluster.clear, cluster.kill).
 type ClusterRef struct {
 	Number uint32 `msg:"number"`
 	Name   string `msg:"name"`

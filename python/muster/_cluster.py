@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
-from . import _context, _errors, _pickling, _values
+from . import _context, _errors, _modules, _pickling, _values
 from ._calling import EVERY_RANK, ONE_RANK, Group
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._environment import describe_runtime
@@ -352,10 +352,14 @@ def describe_class(worker_cls: type | str, what: str = "worker_cls") -> dict[str
         raise TypeError(f"{what} is a class, or a path as 'pkg.module.Class', not {worker_cls!r}")
     module, name = worker_cls.__module__, worker_cls.__qualname__
     in_main = module in _pickling.MAINS
+    sent: Any = worker_cls
     if "<locals>" not in name and not (in_main and not _values.main_importable()):
-        return {"module": module, "name": name, "pickle": b""}
+        file = "" if in_main else _modules.file_of(module)
+        if not file:
+            return {"module": module, "name": name, "pickle": b""}
+        sent = _modules.ByFile(module, file, name)
     try:
-        data, _ = _pickling.dumps(worker_cls)
+        data, _ = _pickling.dumps(sent)
     except Exception as error:
         raise _errors.EncodingError(
             f"{module}.{name} cannot be imported by workers, and cannot be sent to them either: "

@@ -80,12 +80,13 @@ def test_names_of_other_services_are_none() -> None:
         ({"name": ""}, ValueError, "name"),
         ({"name": 5}, TypeError, "text"),
         ({"lifetime": "long"}, ValueError, "detached"),
-        ({"lifetime": "detached"}, ValueError, "name"),
         ({"get_if_exists": True}, ValueError, "name"),
         ({"max_concurrency": 0}, ValueError, "from 1"),
         ({"max_restarts": -2}, ValueError, "-1"),
+        ({"max_restarts": "often"}, TypeError, "whole number"),
         ({"resources": {"GPU": 1}}, ValueError, "num_gpus"),
-        ({"scheduling_strategy": "TIGHT"}, TypeError, "SPREAD"),
+        ({"scheduling_strategy": "TIGHT"}, ValueError, "SPREAD"),
+        ({"scheduling_strategy": 5}, TypeError, "SPREAD"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], kind: Any, words: str) -> None:
@@ -105,6 +106,12 @@ def test_environments() -> None:
     assert found["runtime_env"] == {"working_dir": "/x"}
     with pytest.raises(TypeError, match="text"):
         _options.environment({"runtime_env": {"env_vars": {"A": 1}}})
+
+
+def test_devices_that_ray_takes_for_resources() -> None:
+    assert _options.devices_asked({"num_gpus": 2}) == 2
+    assert _options.devices_asked({"num_gpus": 0, "resources": {"NPU": 0.01}}) == 0.01
+    assert _options.devices_asked({"resources": {"tpu": 1}}) == 0
 
 
 def test_groups_in_options() -> None:
@@ -209,8 +216,11 @@ def test_errors_of_other_kinds() -> None:
 
 
 def test_a_class_that_has_no_children() -> None:
-    error = exceptions.RayTaskError("f", "text", Sealed("x")).as_instanceof_cause()
-    assert type(error) is exceptions.RayTaskError and isinstance(error.cause, Sealed)
+    error = exceptions.RayTaskError("f", "text", Sealed("x"))
+    for one in (error, pickle.loads(pickle.dumps(error))):
+        assert type(one) is exceptions.RayTaskError and isinstance(one.cause, Sealed)
+    told = exceptions.translate(raised(Sealed("x")), "a")
+    assert is_a(told, exceptions.RayTaskError) and "no children" not in str(told)
 
 
 # --- the rest -----------------------------------------------------------------------------
@@ -250,7 +260,7 @@ def test_what_is_remote() -> None:
     function = ray.remote(square)
     with pytest.raises(TypeError, match=r"square\.remote"):
         function(2)
-    assert pickle.loads(pickle.dumps(function))._function is square
+    assert pickle.loads(pickle.dumps(function)).__muster_class__ is square
 
 
 def test_nothing_runs_yet() -> None:

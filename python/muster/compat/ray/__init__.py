@@ -54,6 +54,10 @@ __all__ = [
 
 #: What `install` puts in the place of Ray's modules of the same names.
 _MODULES = (
+    "_private",
+    "_private.async_compat",
+    "_private.profiling",
+    "_private.worker",
     "actor",
     "exceptions",
     "remote_function",

@@ -1,20 +1,24 @@
 """Which devices an actor gets: of a placement group's pool, or of a pool of its own.
 
-A share is a part of one pool. Shares are counted in the process that hands them out; a
-fraction of a device is filled up before the next one is begun.
+A pool of its own goes with the actor, however that ends: the head sees to it. Shares of
+other pools are counted in the process that hands them out, and those of actors that have
+ended are taken back when somebody wants them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic, sleep
 from typing import Any, ClassVar
 
-from ... import ResourceManager, _errors
-from .util.placement_group import Bundle, PlacementGroup
+from ... import ResourceManager, _errors, _service
+from ..._resources import nodes as muster_nodes
+from .util.placement_group import PATIENCE, Bundle, PlacementGroup
 
 _ENOUGH = 1e-9  # sums of fractions are not exact
 _AT_ONCE = 0.01  # seconds
+_LOOK_EVERY = 0.02
 
 
 class Pool:
@@ -23,7 +27,7 @@ class Pool:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.taken = [0.0] * bundle.count
-        self.users: list[Any] = []  # services that this process made there
+        self.users: list[tuple[Any, Share]] = []  # services that this process made there
 
     def take(self, amount: float) -> list[int] | None:
         """Devices for so many GPUs; None where they are not free."""
@@ -48,44 +52,51 @@ class Pool:
 
 
 class Share:
-    """Devices of a pool that somebody has, until `release`."""
+    """Devices of a bundle that somebody has."""
 
-    def __init__(self, pool: Pool, devices: list[int], amount: float, own: bool) -> None:
-        self._pool = pool
-        self.devices = devices
+    def __init__(
+        self, bundle: Bundle, devices: list[int], amount: float = 0, pool: Pool | None = None
+    ) -> None:
+        self._bundle = bundle
+        self._devices = devices
         self._amount = amount
-        self._own = own  # the pool was made for it
-        self._held = True
+        self._pool = pool  # None: the bundle was reserved for it
 
     def fields(self) -> dict[str, Any]:
         """What a `WorkerConfig` needs of it."""
-        bundle = self._pool.bundle
+        bundle = self._bundle
         found: dict[str, Any] = {"resource_manager": bundle.manager}
-        if self.devices:
-            found["device_mapping"] = [bundle.device(index) for index in self.devices]
-            found["num_gpus_per_worker"] = len(self.devices)
+        if self._devices:
+            found["device_mapping"] = [bundle.device(index) for index in self._devices]
+            found["num_gpus_per_worker"] = len(self._devices)
         else:
             found["node"] = bundle.node_name
         return found
 
     def use(self, service: Any) -> None:
-        """Say who runs there."""
-        self._pool.users.append(service)
+        """Say who runs there, and has them until it ends."""
+        with _book.lock:
+            if self._pool is None:
+                _book.alone.append(service)
+            else:
+                self._pool.users.append((service, self))
 
-    @property
-    def shared(self) -> bool:
-        """Whether its pool is others' as well."""
-        return not self._own
+    def lend(self) -> None:
+        """Have others use the devices as well."""
+        with _book.lock:
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Count them as free, for who has the book's lock. It may be done again."""
+        if self._pool is not None:
+            self._pool.give_back(self._devices, self._amount)
+            self._amount = 0
 
     def release(self) -> None:
-        """Give the devices back. It may be called again."""
-        with _book.lock:
-            if not self._held:
-                return
-            self._held = False
-            self._pool.give_back(self.devices, self._amount)
-        if self._own:
-            self._pool.bundle.manager.destroy_placement_group()
+        """Give the devices back: nobody came to use them."""
+        self.lend()
+        if self._pool is None:
+            self._bundle.manager.destroy_placement_group()
 
 
 class _Book:
@@ -95,9 +106,7 @@ class _Book:
         self.lock = threading.Lock()
         self.bundles: dict[tuple[int, int, int], Pool] = {}  # of placement groups
         self.shared: list[Pool] = []  # of one device each, for fractions
-
-    def of(self, bundle: Bundle) -> Pool:
-        return self.bundles.setdefault(bundle.key, Pool(bundle))
+        self.alone: list[Any] = []  # services with pools of their own
 
 
 _book = _Book()
@@ -109,6 +118,22 @@ def forget() -> None:
     _book = _Book()
 
 
+def sweep() -> None:
+    """Take back what actors had that have ended."""
+    living = set(_service.list_services())
+    with _book.lock:
+        for pool in (*_book.bundles.values(), *_book.shared):
+            for service, share in pool.users:
+                if service.name not in living:
+                    share.take_back()
+            pool.users = [user for user in pool.users if user[0].name in living]
+        _book.shared = [pool for pool in _book.shared if any(pool.taken)]
+        ended = [service for service in _book.alone if service.name not in living]
+        _book.alone = [service for service in _book.alone if service.name in living]
+    for service in ended:
+        service.shutdown()
+
+
 def of_group(group: PlacementGroup, index: int, amount: float) -> Share:
     """Devices of a bundle, or of the first that has so many free."""
     bundles = group.reserved()
@@ -116,15 +141,41 @@ def of_group(group: PlacementGroup, index: int, amount: float) -> Share:
     if not chosen:
         raise ValueError(f"the placement group has {len(bundles)} bundles, and no bundle {index}")
     with _book.lock:
-        for bundle in chosen:
-            pool = _book.of(bundle)
-            devices = pool.take(amount) if amount else []
-            if devices is not None:
-                return Share(pool, devices, amount, own=False)
-    raise ValueError(
-        f"num_gpus={amount:g}: no bundle of the placement group has so many left; it has "
-        f"{', '.join(str(bundle.count) for bundle in chosen)} in all"
-    )
+        pools = [_book.bundles.setdefault(bundle.key, Pool(bundle)) for bundle in chosen]
+    share = _part_of(lambda: pools, amount)
+    if share is None:
+        raise ValueError(
+            f"num_gpus={amount:g}: no bundle of the placement group has so many left; it has "
+            f"{', '.join(str(bundle.count) for bundle in chosen)} in all"
+        )
+    return share
+
+
+def anywhere(amount: float, node: str | None) -> Share:
+    """Devices of any node, reserved for this."""
+    if amount >= 1:
+        bundle = Bundle(reserve(int(amount), 1, PATIENCE, node=node), 0, 0, int(amount))
+        return Share(bundle, list(range(bundle.count)))
+    share = _part_of(lambda: _book.shared, amount)
+    if share is None:
+        pool = Pool(Bundle(reserve(1, 1, PATIENCE, node=node), 0, 0, 1))
+        with _book.lock:
+            share = Share(pool.bundle, pool.take(amount) or [], amount, pool)
+            _book.shared.append(pool)
+    return share
+
+
+def _part_of(pools: Callable[[], list[Pool]], amount: float) -> Share | None:
+    """A share of the first of the pools that has so much left."""
+    for again in (False, True):
+        if again:
+            sweep()
+        with _book.lock:
+            for pool in pools():
+                devices = pool.take(amount) if amount else []
+                if devices is not None:
+                    return Share(pool.bundle, devices, amount, pool)
+    return None
 
 
 def end_group(group: PlacementGroup) -> None:
@@ -132,33 +183,27 @@ def end_group(group: PlacementGroup) -> None:
     with _book.lock:
         pools = [_book.bundles.pop(bundle.key, None) for bundle in group.bundles_now()]
     for pool in pools:
-        for service in [] if pool is None else pool.users:
+        for service, _ in [] if pool is None else pool.users:
             service.shutdown()
 
 
-def anywhere(amount: float, node: str | None) -> Share:
-    """Devices of any node, reserved for this."""
-    if amount >= 1:
-        pool = _reserved(int(amount), node)
-        return Share(pool, pool.take(amount) or [], amount, own=True)
-    with _book.lock:
-        for pool in _book.shared:
-            devices = pool.take(amount)
-            if devices is not None:
-                return Share(pool, devices, amount, own=False)
-        pool = _reserved(1, node)
-        _book.shared.append(pool)
-        return Share(pool, pool.take(amount) or [], amount, own=False)
-
-
-def _reserved(count: int, node: str | None) -> Pool:
-    try:
-        manager = ResourceManager(count, 1, node=node, timeout=_AT_ONCE)
-    except _errors.ResourceError:
+def reserve(
+    gpus: int, nodes: int, timeout: float, *, cpus: float = 0.0, node: str | None = None
+) -> ResourceManager:
+    """A pool, as soon as those who have what it needs let go, for up to so many seconds."""
+    deadline = monotonic() + timeout
+    while True:
+        left = max(deadline - monotonic(), _AT_ONCE)
+        try:
+            return ResourceManager(gpus, nodes, timeout=left, cpus_per_node=cpus, node=node)
+        except _errors.ResourceError:
+            large = [found for found in muster_nodes() if len(found["devices"]) >= gpus]
+            if len(large) < nodes or monotonic() >= deadline:
+                raise
+        sweep()
         for give_up in _Idle.workers:
             give_up()
-        manager = ResourceManager(count, 1, node=node)
-    return Pool(Bundle(manager, 0, 0, count))
+        sleep(_LOOK_EVERY)
 
 
 class _Idle:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ... import _modules
 from ..._errors import format_traceback
 from . import _state
 from ._values import Failure, unboxed
@@ -36,12 +37,13 @@ def locate(thing: Any) -> Any:
     What ``remote`` decorates has another object in its place, which knows it.
     """
     module, name = thing.__module__, thing.__qualname__
-    if "<locals>" in name:
-        return thing
     try:
-        return (module, name) if resolve((module, name)) is thing else thing
+        if "<locals>" in name or resolve((module, name)) is not thing:
+            return thing
     except (ImportError, AttributeError):
         return thing
+    file = _modules.file_of(module)
+    return _modules.ByFile(module, file, name) if file else (module, name)
 
 
 def resolve(found: Any) -> Any:
@@ -70,18 +72,9 @@ class Host:
         """Make the object, unless somebody was first."""
         self._object()
 
-    def call(self, name: str, keys: Sequence[str], *values: Any) -> Any:
+    def run(self, name: str, keys: Sequence[str], *values: Any) -> Any:
         """Call a method; the last of the values are keyword arguments."""
-        method, args, kwargs = self._prepare(name, keys, values)
-        return method(*args, **kwargs)
-
-    def _prepare(
-        self, name: str, keys: Sequence[str], values: Sequence[Any]
-    ) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        method = self._method(name)
-        opened = [unboxed(value) for value in values]
-        first = len(opened) - len(keys)
-        return method, opened[:first], dict(zip(keys, opened[first:], strict=True))
+        return _called(self._method(name), keys, values)
 
     def _method(self, name: str) -> Callable[..., Any]:
         obj = self._object()
@@ -125,10 +118,9 @@ class AsyncHost(Host):
         """As `Host.construct`, with a running loop."""
         self._object()
 
-    async def call(self, name: str, keys: Sequence[str], *values: Any) -> Any:
-        """As `Host.call`; what can be awaited is."""
-        method, args, kwargs = self._prepare(name, keys, values)
-        result = method(*args, **kwargs)
+    async def run(self, name: str, keys: Sequence[str], *values: Any) -> Any:
+        """As `Host.run`; what can be awaited is."""
+        result = super().run(name, keys, *values)
         return await result if inspect.isawaitable(result) else result
 
 
@@ -139,11 +131,15 @@ class TaskHost:
         _state.enter(actor)
 
     def run(self, found: Any, keys: Sequence[str], *values: Any) -> Any:
-        """Run a function; arguments as in `Host.call`."""
-        opened = [unboxed(value) for value in values]
-        first = len(opened) - len(keys)
-        result = resolve(found)(*opened[:first], **dict(zip(keys, opened[first:], strict=True)))
+        """Run a function; arguments as in `Host.run`."""
+        result = _called(resolve(found), keys, values)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+def _called(function: Callable[..., Any], keys: Sequence[str], values: Sequence[Any]) -> Any:
+    opened = [unboxed(value) for value in values]
+    first = len(opened) - len(keys)
+    return function(*opened[:first], **dict(zip(keys, opened[first:], strict=True)))
 
 
 async def _awaited(thing: Any) -> Any:

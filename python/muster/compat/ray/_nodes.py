@@ -9,7 +9,7 @@ from typing import Any
 import muster
 
 from ... import _context
-from . import _state
+from . import _devices, _state
 
 _turns = itertools.count()
 _JOINING_PATIENCE = 60.0
@@ -86,6 +86,7 @@ def cluster_resources() -> dict[str, float]:
 
 def available_resources() -> dict[str, float]:
     """What no pool holds. Muster does not count cores and memory: all of those are there."""
+    _devices.sweep()
     total = cluster_resources()
     status = _context.connection("available_resources()").request("status", {})
     for pool in status["pools"]:

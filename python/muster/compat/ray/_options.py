@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import WorkerConfig
-from . import _devices, _nodes, _state
+from . import _devices, _host, _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _COMMON = {
     "accelerator_type",
@@ -76,14 +79,12 @@ def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
             key == "max_concurrency" and value is not None and (type(value) is not int or value < 1)
         ):
             raise ValueError(f"max_concurrency is {value!r}; it is a whole number from 1 on")
-        elif key == "max_restarts" and (type(value) is not int or value < -1):
-            raise ValueError(f"max_restarts is {value!r}; it is a whole number, or -1 for ever")
+        elif key == "max_restarts" and value is not None:
+            _check_restarts(value)
         elif key == "resources":
             _check_resources(value)
         elif key == "scheduling_strategy":
             _check_strategy(value)
-    if options.get("lifetime") == "detached" and not options.get("name"):
-        raise ValueError("a detached actor is found by its name: give it one")
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists=True goes with a name")
     if options.get("placement_group") is not None and options.get("scheduling_strategy"):
@@ -100,6 +101,13 @@ def _check_amount(key: str, value: Any) -> None:
         raise ValueError(f"{key} is {value}; it is 0 or more")
     if key == "num_gpus" and value > 1 and value != int(value):
         raise ValueError(f"num_gpus is {value}; above 1 it is a whole number")
+
+
+def _check_restarts(value: Any) -> None:
+    if type(value) is not int:
+        raise TypeError(f"max_restarts is {value!r}; it is a whole number")
+    if value < -1:
+        raise ValueError(f"max_restarts is {value}; it is 0 or more, or -1 for ever")
 
 
 def _check_name(key: str, value: Any) -> None:
@@ -126,7 +134,8 @@ def _check_strategy(value: Any) -> None:
         NodeLabelSchedulingStrategy,
     )
     if value is not None and value not in ("DEFAULT", "SPREAD") and not isinstance(value, known):
-        raise TypeError(
+        kind = ValueError if isinstance(value, str) else TypeError
+        raise kind(
             f"scheduling_strategy is {value!r}; it is 'DEFAULT', 'SPREAD', a PlacementGroup-, "
             "NodeAffinity- or NodeLabelSchedulingStrategy"
         )
@@ -137,7 +146,10 @@ def environment(options: Mapping[str, Any]) -> dict[str, Any]:
 
     What of it can be made is for Muster to say: on Ray's nodes more than elsewhere.
     """
-    given = dict(options.get("runtime_env") or {})
+    given = options.get("runtime_env") or {}
+    if not isinstance(given, dict):
+        raise TypeError(f"runtime_env is {given!r}; it is a dict")
+    given = dict(given)
     variables = given.pop("env_vars", None) or {}
     for key, value in variables.items():
         if not isinstance(key, str) or not isinstance(value, str):
@@ -182,12 +194,18 @@ def node_of(options: Mapping[str, Any]) -> str | None:
     return None
 
 
+def devices_asked(options: Mapping[str, Any]) -> float:
+    """How many devices are asked for: GPUs, or those that Ray takes for resources."""
+    named = options.get("resources") or {}
+    return float(options.get("num_gpus") or 0) or float(named.get("NPU") or 0)
+
+
 def configured(options: Mapping[str, Any]) -> tuple[WorkerConfig, _devices.Share | None]:
     """What surrounds an actor or a task's worker, and the devices that it takes."""
     fields = environment(options)
     group, index = group_of(options)
     share: _devices.Share | None = None
-    gpus = options.get("num_gpus") or 0
+    gpus = devices_asked(options)
     if group is not None:
         share = _devices.of_group(group, index, gpus)
     elif gpus:
@@ -213,3 +231,33 @@ def amounts(options: Mapping[str, Any], *, actor: bool) -> dict[str, float]:
         found["CPU"] = 0 if actor else 1
     found |= options.get("resources") or {}
     return {key: float(value) for key, value in found.items() if value}
+
+
+class Remote:
+    """A class or a function that ``remote`` decorated, with its options."""
+
+    _is_actor: ClassVar[bool]
+
+    def __init__(self, thing: Any, options: Mapping[str, Any]) -> None:
+        self.__muster_class__ = thing
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            setattr(self, name, getattr(thing, name))
+        self._options = checked(options, actor=self._is_actor)
+
+    def options(self, **options: Any) -> Self:
+        """The same with other options."""
+        return type(self)(self.__muster_class__, {**self._options, **options})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: it would run here."""
+        raise TypeError(f"{self!r} runs elsewhere: use {self.__muster_class__.__name__}.remote()")
+
+    def __reduce__(self) -> Any:
+        return _again, (type(self), _host.locate(self.__muster_class__), self._options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.__muster_class__.__qualname__})"
+
+
+def _again(kind: type[Remote], found: Any, options: Mapping[str, Any]) -> Remote:
+    return kind(_host.resolve(found), options)

@@ -13,11 +13,10 @@ import weakref
 from abc import ABCMeta
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ... import _context, _errors, _service
-from ..._refs import PENDING, Ref, _gather, seconds
+from ..._refs import PENDING, Ref, _deadline, _gather
 from . import _state
 from ._values import Box, Failure, Plain, boxed, unboxed
 from .exceptions import GetTimeoutError, translate
@@ -157,14 +156,16 @@ def _value_of(ref: Ref) -> Any:
     return ref._result()
 
 
-def _call_of(ref: Any) -> Ref:
+def _call_of(ref: ObjectRef) -> Ref:
     """Muster's own ref behind one that has no value here."""
-    if isinstance(ref, Ref):
-        return ref
     if ref._ref is None:
         ref._ref = _keeper().take.remote(ref._id)
-    found: Ref = ref._ref
-    return found
+    return ref._ref
+
+
+def _ours(ref: Any) -> ObjectRef:
+    """An ObjectRef for one of Muster's own refs."""
+    return ObjectRef(ref, actor="") if isinstance(ref, Ref) else ref
 
 
 def _clear(error: _errors.CallCancelledError) -> None:
@@ -173,10 +174,6 @@ def _clear(error: _errors.CallCancelledError) -> None:
         _context.connection().request("cluster.clear", {"number": 0, "name": error.cluster})
     except _errors.MusterError:
         pass  # it has ended
-
-
-def _box_of(ref: Any) -> Box | None:
-    return None if isinstance(ref, Ref) else ref._box
 
 
 def _when_done(ref: ObjectRef, act: Callable[[], None]) -> None:
@@ -249,14 +246,12 @@ def passed(value: Any) -> Any:
     """An argument as a call takes it: Muster's ref, or a box, in the place of an ObjectRef."""
     if not isinstance(value, ObjectRef):
         return value
-    box = _box_of(value)
-    if box is not None:
-        return box
-    call = _call_of(value)
-    if getattr(value, "_index", -1) >= 0:
-        return _as_box(value)
+    ref = _ours(value)
+    if ref._box is not None or ref._index >= 0:
+        return _as_box(ref)
+    call = _call_of(ref)
     if call.done() and call.failed():  # told by the call that takes it, not here
-        return _as_box(ObjectRef(call) if value is call else value)
+        return _as_box(ref)
     return call
 
 
@@ -273,41 +268,37 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
 
     After ``timeout`` seconds it raises `GetTimeoutError`; the calls go on.
     """
-    if isinstance(object_refs, ObjectRef):
-        refs: Sequence[Any] = [object_refs]
-    elif isinstance(object_refs, list):
-        refs = object_refs
-        for ref in refs:
-            if not isinstance(ref, ObjectRef):
-                raise TypeError(
-                    f"get() takes ObjectRefs, and one entry is a {type(ref).__name__}: {ref!r}"
-                )
-    else:
+    alone = isinstance(object_refs, ObjectRef)
+    if not alone and not isinstance(object_refs, list):
         raise ValueError(
             f"get() takes an ObjectRef or a list of them, not a {type(object_refs).__name__}"
         )
-    if timeout is not None and timeout < 0:
-        raise ValueError(f"timeout is {timeout}; it is 0 or more, or None")
-    calls = [_call_of(ref) for ref in refs if _box_of(ref) is None]
+    refs = _listed([object_refs] if alone else object_refs, "get")
+    deadline = _until(None if timeout == -1 else timeout)  # for ever, as Ray has it
+    calls = [_call_of(ref) for ref in refs if ref._box is None]
     pending = [call for call in dict.fromkeys(calls) if call._state == PENDING]
-    limit = seconds(timeout)
-    deadline = None if limit is None else monotonic() + limit
     if pending and not _gather(pending, len(pending), deadline, stop_at_failure=True):
         raise GetTimeoutError(f"{len(pending)} of {len(refs)} values were not here in {timeout} s")
     for ref in refs:
-        if _box_of(ref) is None and _call_of(ref).failed():
-            _value(ref)  # raises
-    values = [_value(ref) for ref in refs]
-    return values[0] if isinstance(object_refs, ObjectRef) else values
+        if ref._box is None and _call_of(ref).failed():
+            ref._result()  # raises
+    values = [ref._result() for ref in refs]
+    return values[0] if alone else values
 
 
-def _value(ref: Any) -> Any:
-    if not isinstance(ref, Ref):
-        return ref._result()
-    try:
-        return _value_of(ref)
-    except _errors.MusterError as error:
-        raise translate(error, "") from None
+def _listed(refs: Sequence[Any], who: str) -> list[ObjectRef]:
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(
+                f"{who}() takes ObjectRefs, and one entry is a {type(ref).__name__}: {ref!r}"
+            )
+    return [_ours(ref) for ref in refs]
+
+
+def _until(timeout: float | None) -> float | None:
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout is {timeout}; it is 0 or more, or None")
+    return _deadline(timeout)
 
 
 def wait(
@@ -318,37 +309,26 @@ def wait(
     fetch_local: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Wait until ``num_returns`` of the refs are done; returns (done, others), in order."""
-    if isinstance(ray_waitables, ObjectRef) or not isinstance(ray_waitables, list):
+    if not isinstance(ray_waitables, list):
         raise TypeError(f"wait() takes a list of ObjectRefs, not a {type(ray_waitables).__name__}")
-    for ref in ray_waitables:
-        if not isinstance(ref, ObjectRef):
-            raise TypeError(f"wait() takes ObjectRefs, and one entry is a {type(ref).__name__}")
-    if timeout is not None and timeout < 0:
-        raise ValueError(f"timeout is {timeout}; it is 0 or more, or None")
-    if not ray_waitables:
+    refs = _listed(ray_waitables, "wait")
+    deadline = _until(timeout)
+    if not refs:
         return [], []
-    if len(set(ray_waitables)) != len(ray_waitables):
+    if len(set(ray_waitables)) != len(refs):
         raise ValueError("wait() takes each ref once")
-    if not 0 < num_returns <= len(ray_waitables):
+    if not 0 < num_returns <= len(refs):
         raise ValueError(
-            f"num_returns is {num_returns}, with {len(ray_waitables)} refs; it goes from 1 to that"
+            f"num_returns is {num_returns}, with {len(refs)} refs; it goes from 1 to that"
         )
-    limit = seconds(timeout)
-    deadline = None if limit is None else monotonic() + limit
-    calls = [_call_of(ref) for ref in ray_waitables if _box_of(ref) is None]
-    missing = num_returns - (len(ray_waitables) - len(calls))
+    calls = [_call_of(ref) for ref in refs if ref._box is None]
+    missing = num_returns - (len(refs) - len(calls))
     if missing > 0:
         _gather(calls, missing, deadline, stop_at_failure=False)
-    else:
-        for call in calls:
-            call.done()
-    done = [ref for ref in ray_waitables if _is_done(ref)][:num_returns]
-    chosen = set(map(id, done))
-    return done, [ref for ref in ray_waitables if id(ref) not in chosen]
-
-
-def _is_done(ref: Any) -> bool:
-    return _box_of(ref) is not None or _call_of(ref)._state != PENDING
+    here = [ref._box is not None or _call_of(ref).done() for ref in refs]
+    done = [ref for ref, is_here in zip(ray_waitables, here, strict=True) if is_here]
+    chosen = set(done[:num_returns])
+    return done[:num_returns], [ref for ref in ray_waitables if ref not in chosen]
 
 
 def put(value: Any) -> ObjectRef:
@@ -368,10 +348,11 @@ def cancel(ray_waitable: Any, *, force: bool = False, recursive: bool = True) ->
             f"cancel() takes the ref of a call, not a {type(ray_waitable).__name__}; "
             "actors are ended by kill()"
         )
-    if force and getattr(ray_waitable, "_actor", None) is not None:
+    ref = _ours(ray_waitable)
+    if force and ref._actor is not None:
         raise ValueError("force=True is for tasks: it would end the actor; use kill() for that")
-    if _box_of(ray_waitable) is None:
-        _call_of(ray_waitable).cancel(kill=force)
+    if ref._box is None:
+        _call_of(ref).cancel(kill=force)
 
 
 def settled(value: Any) -> ObjectRef:

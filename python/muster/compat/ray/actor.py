@@ -6,21 +6,22 @@ and what is known of the class; it can be sent to others.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import re
+import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ... import WorkerHandle, _errors, _service, get_cluster
-from ..._calling import ONE_RANK
-from . import _devices, _host, _names, _options, _state
+from ... import WorkerHandle, _context, _errors, _service, get_cluster
+from . import _host, _names, _options, _state
+from ._private.async_compat import has_async_methods
 from ._refs import ObjectRef, failed, namespace_of, passed
 from .exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, translate
 
 #: Methods that every actor has.
 _SPECIAL = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
+_AS_LONG_AS_IT_TAKES = 1e9  # seconds
 
 
 def method(*args: Any, **options: Any) -> Any:
@@ -79,27 +80,18 @@ def _signature(function: Any, *, skip: bool) -> inspect.Signature | None:
     return found.replace(parameters=params)
 
 
-class ActorClass:
+class ActorClass(_options.Remote):
     """A class whose objects are actors: ``cls.remote(...)`` makes one."""
+
+    _is_actor = True
 
     def __init__(self, cls: Any, options: Mapping[str, Any], *more: Any) -> None:
         if more or not isinstance(cls, type):
             raise TypeError("an actor class cannot be inherited from: inherit, then decorate")
-        self.__muster_class__ = cls
+        super().__init__(cls, options)
         self.__ray_actor_class__ = cls
         self.__ray_metadata__ = SimpleNamespace(modified_class=cls, class_name=cls.__name__)
-        self.__name__ = cls.__name__
-        self.__qualname__ = cls.__qualname__
-        self.__module__ = cls.__module__
-        self.__doc__ = cls.__doc__
-        self._options = _options.checked(options, actor=True)
         self._methods = _Methods(cls)
-
-    def options(self, **options: Any) -> ActorClass:
-        """The same with other options."""
-        made = copy.copy(self)
-        made._options = _options.checked({**self._options, **options}, actor=True)
-        return made
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor. It returns when its process runs; the constructor runs there."""
@@ -123,29 +115,26 @@ class ActorClass:
             resources=_options.amounts(options, actor=True),
             group="" if group is None else group.id,
         )
-        host = _host.AsyncHost if is_async(cls) else _host.Host
+        host = _host.AsyncHost if has_async_methods(cls) else _host.Host
         spec = _host.Spec(_host.locate(cls), args, kwargs, actor)
         try:
             made = _service.create(host, service, (spec,), config=config, get_or_create=reuse)
-        except _errors.InvalidArgumentError as error:
-            _release(share)
-            if name and "living service" in str(error):
+        except BaseException as error:
+            if share is not None:
+                share.release()
+            if name and isinstance(error, ValueError) and "living service" in str(error):
                 raise ActorAlreadyExistsError(
                     f"there is a living actor {name!r} in namespace {namespace!r} already: use "
                     "another name, kill() it, or take it with get_if_exists=True"
                 ) from None
             raise
-        except BaseException:
-            _release(share)
-            raise
         if share is not None:
             share.use(made)
         made.construct.remote()
-        return ActorHandle(made, self._methods, self.__name__, share)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: it would run here."""
-        raise TypeError(f"{self.__name__} is an actor class: make one by {self.__name__}.remote()")
+        handle = ActorHandle(made, self._methods, self.__name__)
+        if not name and options.get("lifetime") != "detached":
+            handle._own()
+        return handle
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "__muster_class__" not in self.__dict__:
@@ -154,29 +143,6 @@ class ActorClass:
 
     def __dir__(self) -> list[str]:
         return sorted({*object.__dir__(self), *dir(self.__muster_class__)})
-
-    def __repr__(self) -> str:
-        return f"ActorClass({self.__name__})"
-
-    def __reduce__(self) -> Any:
-        return _actor_class, (_host.locate(self.__muster_class__), self._options)
-
-
-def _actor_class(found: Any, options: Mapping[str, Any]) -> ActorClass:
-    return ActorClass(_host.resolve(found), options)
-
-
-def is_async(cls: type) -> bool:
-    """Whether a class has ``async def`` methods, and so runs its calls side by side."""
-    return any(
-        inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        for _, function in inspect.getmembers(cls, inspect.isfunction)
-    )
-
-
-def _release(share: _devices.Share | None) -> None:
-    if share is not None:
-        share.release()
 
 
 class ActorMethod:
@@ -203,17 +169,17 @@ class ActorMethod:
 class ActorHandle:
     """A living actor: ``handle.method.remote(...)`` calls it and returns a ref."""
 
-    def __init__(
-        self,
-        service: Any,
-        methods: _Methods | None,
-        class_name: str = "",
-        share: _devices.Share | None = None,
-    ) -> None:
+    def __init__(self, service: Any, methods: _Methods | None, class_name: str = "") -> None:
         self._service = service
         self._methods = methods
         self._class_name = class_name
-        self._share = share
+        self._ending: Any = None
+
+    def _own(self) -> None:
+        """Have the actor end with this handle, after the calls that it has got by then."""
+        calls = self._service._cluster._group()
+        self._ending = weakref.finalize(self, _let_go, calls.connection, calls.number)
+        self._ending.atexit = False  # all actors end with the script
 
     @property
     def _actor_id(self) -> ActorID:
@@ -227,23 +193,13 @@ class ActorHandle:
             self._methods.check(self._class_name, name, args, kwargs)
         values = [passed(value) for value in (*args, *kwargs.values())]
         try:
-            group = self._service._cluster._group()
-            call = group.start(
-                group.method("call"), ONE_RANK, 0, (name, tuple(kwargs), *values), {}, None
-            )
+            call = self._service.run.remote(name, tuple(kwargs), *values)
         except _errors.MusterError as error:
             refused = translate(error, ident)
             if not isinstance(refused, RayActorError):
                 raise refused from None
             return spread(failed(refused, ident), returns)
         return spread(ObjectRef(call, actor=ident), returns)
-
-    def _end(self) -> None:
-        """End the process, and give back what it held."""
-        try:
-            self._service.shutdown()
-        finally:
-            _release(self._share)
 
     def __getattr__(self, name: str) -> ActorMethod:
         methods = self.__dict__.get("_methods")
@@ -262,10 +218,17 @@ class ActorHandle:
         return hash(self._service)
 
     def __reduce__(self) -> Any:
+        if self._ending is not None:
+            self._ending.detach()  # who has the other handle, nobody counts
         return ActorHandle, (self._service, self._methods, self._class_name)
 
     def __repr__(self) -> str:
         return f"Actor({self._class_name or self._service.name}, {self._actor_id.hex()})"
+
+
+def _let_go(connection: Any, number: int) -> None:
+    # Called by the garbage collector, maybe in the middle of a send.
+    connection.later("cluster.stop", _context.stopping(number, _AS_LONG_AS_IT_TAKES))
 
 
 class ActorID(str):
@@ -325,12 +288,18 @@ def _worker_named(name: str) -> WorkerHandle | None:
 
 
 def kill(actor: Any, *, no_restart: bool = True) -> None:
-    """End an actor's process; its calls raise `ActorDiedError`, now and later."""
+    """End an actor's process; its calls raise `ActorDiedError`, now and later.
+
+    With ``no_restart=False`` that is as if it had crashed: one with ``max_restarts`` left
+    is made again, and takes later calls.
+    """
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"kill() takes an actor's handle, not a {type(actor).__name__}")
-    if not no_restart:
-        raise NotImplementedError("kill(no_restart=False): Muster restarts what dies by itself")
-    actor._end()
+    if no_restart:
+        actor._service.shutdown()
+        return
+    calls = actor._service._cluster._group()
+    calls.connection.request("cluster.kill", {"number": calls.number, "name": calls.name})
 
 
 def exit_actor() -> None:

@@ -11,6 +11,9 @@ from typing import Any
 
 from ... import _errors, _pickling
 
+#: How one that is no Exception, and so is not rebuilt here, is told of.
+_CANCELLED = "asyncio.exceptions.CancelledError"
+
 
 class RayError(Exception):
     """What all errors of this module are."""
@@ -29,38 +32,8 @@ class RayTaskError(RayError):
         self.traceback_str = traceback_str
         self.cause = cause
 
-    def as_instanceof_cause(self) -> RayTaskError:
-        """This error as an instance of its cause's class as well, where that can be."""
-        kind: Any = type(self.cause)
-        if issubclass(RayTaskError, kind):
-            return self
-        try:
-            cls = _both(kind)
-            args, members, state = _pickling.take_apart(self.cause)
-            state |= vars(self)
-            made = _pickling.put_together(cls, args, members, state)
-        except Exception:  # a class that refuses to be inherited from
-            return self
-        assert isinstance(made, RayTaskError)
-        return made
-
     def __str__(self) -> str:
         return self.traceback_str
-
-    def __reduce__(self) -> Any:
-        return _revived, (self.function_name, self.traceback_str, self.cause)
-
-
-def _revived(function_name: str, traceback_str: str, cause: BaseException) -> RayTaskError:
-    return RayTaskError(function_name, traceback_str, cause).as_instanceof_cause()
-
-
-@functools.lru_cache(maxsize=1024)
-def _both(kind: Any) -> type[RayTaskError]:
-    name = f"RayTaskError({kind.__name__})"
-    names = {"__str__": RayTaskError.__str__, "__reduce__": RayTaskError.__reduce__}
-    made: type[RayTaskError] = type(name, (RayTaskError, kind), {"__module__": __name__, **names})
-    return made
 
 
 class TaskCancelledError(RayError):
@@ -169,6 +142,8 @@ def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayErr
         cause = _cause(error)
         if isinstance(cause, ConstructionFailed):
             return ActorDiedError(actor, f"its constructor raised: {cause}", True)
+        if error.message.startswith(_CANCELLED):  # by the actor itself
+            return TaskCancelledError(text)
         if isinstance(cause, RayTaskError):  # one that was passed on: it tells where it began
             cause = cause.cause
         return RayTaskError(error.method, text, cause)

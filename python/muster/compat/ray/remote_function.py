@@ -6,14 +6,12 @@ own for the tasks that it starts: a new one as long as all others are busy, up t
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ... import _context, _errors, _service
-from ..._calling import ONE_RANK
 from ..._refs import Ref
 from . import _devices, _host, _names, _options, _state
 from ._refs import ObjectRef, passed
@@ -24,57 +22,28 @@ from .exceptions import WorkerCrashedError, translate
 _MOST = max(16, os.cpu_count() or 1)
 
 
-class RemoteFunction:
+class RemoteFunction(_options.Remote):
     """A function that runs elsewhere: ``function.remote(...)``."""
 
-    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.__muster_class__ = function
-        self._function = function
-        self.__name__ = function.__name__
-        self.__qualname__ = function.__qualname__
-        self.__module__ = function.__module__
-        self.__doc__ = function.__doc__
-        self._options = _options.checked(options, actor=False)
-
-    def options(self, **options: Any) -> RemoteFunction:
-        """The same with other options."""
-        made = copy.copy(self)
-        made._options = _options.checked({**self._options, **options}, actor=False)
-        return made
+    _is_actor = False
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the task; a ref of what it returns, or a list of them."""
-        found = _host.locate(self._function)
+        function = self.__muster_class__
         values = [passed(value) for value in (*args, *kwargs.values())]
+        found = _host.locate(function)
         try:
-            call = _crew(self._options).run(self.__name__, found, tuple(kwargs), values)
+            call = _crew(self._options).run(function.__name__, found, tuple(kwargs), values)
         except _errors.MusterError as error:
             raise translate(error) from None
         return spread(ObjectRef(call), self._options.get("num_returns") or 1)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: it would run here."""
-        raise TypeError(
-            f"{self.__name__} is a remote function: call it by {self.__name__}.remote()"
-        )
-
-    def __reduce__(self) -> Any:
-        return _function, (_host.locate(self._function), self._options)
-
-    def __repr__(self) -> str:
-        return f"RemoteFunction({self.__qualname__})"
-
-
-def _function(found: Any, options: Mapping[str, Any]) -> RemoteFunction:
-    return RemoteFunction(_host.resolve(found), options)
 
 
 class _Worker:
     """A task's worker and the tasks that it was given."""
 
-    def __init__(self, service: Any, share: _devices.Share | None) -> None:
+    def __init__(self, service: Any) -> None:
         self.service = service
-        self.share = share
         self.alive = True
         self.calls: list[Ref] = []
 
@@ -97,16 +66,9 @@ class _Worker:
             pass  # the task's own
 
     def start(self, args: tuple[Any, ...]) -> Ref:
-        group = self.service._cluster._group()
-        call: Ref = group.start(group.method("run"), ONE_RANK, 0, args, {}, None)
+        call: Ref = self.service.run.remote(*args)
         self.calls.append(call)
         return call
-
-    def end(self) -> None:
-        """End the process and give back what it held."""
-        self.service.shutdown()
-        if self.share is not None:
-            self.share.release()
 
 
 class _Crew:
@@ -130,26 +92,26 @@ class _Crew:
         loads = [worker.load() for worker in self._workers]
         for worker in [worker for worker in self._workers if not worker.alive]:
             self._workers.remove(worker)
-            worker.end()
+            worker.service.shutdown()
         loads = [load for load in loads if load >= 0]
         if 0 in loads:
             return self._workers[loads.index(0)]
         if len(self._workers) >= _MOST:
             return self._workers[loads.index(min(loads))]
         config, share = _options.configured(self._options)
-        if share is not None and share.shared:
-            share.release()  # what tasks use of a group, its actors may use after them
+        if share is not None:
+            share.lend()  # what tasks use of a group, its actors may use after them
         actor = _state.Actor(resources=_options.amounts(self._options, actor=False))
         label = _names.nameless(f"task-{name}")
         made = _service.create(_host.TaskHost, label, (actor,), config=config)
         if share is not None:
             share.use(made)
-        self._workers.append(_Worker(made, share))
+        self._workers.append(_Worker(made))
         return self._workers[-1]
 
     def give_up_devices(self) -> None:
         """End the workers that hold devices and have nothing to do."""
-        if not self._options.get("num_gpus") or not self._lock.acquire(blocking=False):
+        if not _options.devices_asked(self._options) or not self._lock.acquire(blocking=False):
             return
         try:
             idle = [worker for worker in self._workers if worker.load() == 0]
@@ -157,7 +119,7 @@ class _Crew:
         finally:
             self._lock.release()
         for worker in idle:
-            worker.end()
+            worker.service.shutdown()
 
 
 class _Crews:
@@ -194,5 +156,5 @@ def _kind(options: Mapping[str, Any]) -> Any:
         repr(environment),
         None if group is None else (group.id, index),
         _options.node_of(options) if group is None else None,
-        options.get("num_gpus") or 0,
+        _options.devices_asked(options),
     )

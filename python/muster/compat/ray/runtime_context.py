@@ -11,6 +11,8 @@ from ..._runtime.current import current_call
 from . import _names, _nodes, _state
 
 SCRIPT_MODE, WORKER_MODE = 0, 1
+#: What tells a process which devices of a kind it may use.
+_VARIABLES = {"GPU": "CUDA_VISIBLE_DEVICES", "NPU": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
 class RuntimeContext:
@@ -88,29 +90,15 @@ class RuntimeContext:
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:
         """The devices that this process may use, by their kind."""
-        return {"GPU": [str(ident) for ident in get_gpu_ids()]}
+        taken = _state.actor().resources
+        return {
+            key: [str(number) for number in _visible(variable)] if taken.get(key) else []
+            for key, variable in _VARIABLES.items()
+        }
 
     def get_placement_group_id(self) -> str | None:
         """The placement group that this actor is in, if any."""
         return _state.actor().group or None
-
-    @property
-    def was_current_actor_reconstructed(self) -> bool:
-        """False: it is not told."""
-        return False
-
-    @property
-    def runtime_env(self) -> dict[str, Any]:
-        """Empty: what was asked for is in the environment."""
-        return {}
-
-    def get(self) -> dict[str, Any]:
-        """All of it that there is."""
-        found: dict[str, Any] = {"job_id": self.get_job_id(), "node_id": self.get_node_id()}
-        found["namespace"] = self.namespace
-        if self.get_actor_id():
-            found["actor_id"] = self.get_actor_id()
-        return found
 
 
 _context_of_process = RuntimeContext()
@@ -124,7 +112,9 @@ def get_runtime_context() -> RuntimeContext:
 
 def get_gpu_ids() -> list[Any]:
     """The devices of this actor or task, by their numbers on the node."""
-    if not _state.actor().resources.get("GPU"):
-        return []
-    text = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return _visible(_VARIABLES["GPU"]) if _state.actor().resources.get("GPU") else []
+
+
+def _visible(variable: str) -> list[Any]:
+    text = os.environ.get(variable, "")
     return [int(part) if part.isdigit() else part for part in text.split(",") if part]

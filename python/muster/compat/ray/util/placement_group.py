@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .._refs import ObjectRef
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-#: Seconds that `ready` waits for what others hold.
-_PATIENCE = 30.0
+#: Seconds that `ready`, and actors with devices, wait for what others hold.
+PATIENCE = 30.0
 _DEVICES = ("GPU", "NPU")
 
 _groups: dict[str, PlacementGroup]
@@ -59,12 +59,12 @@ class PlacementGroup:
         from ..exceptions import translate
 
         try:
-            self._reserve(_PATIENCE)
+            self._reserve(PATIENCE)
         except _errors.MusterError as error:
             return failed(translate(error))
         return settled(self)
 
-    def wait(self, timeout_seconds: float = _PATIENCE) -> bool:
+    def wait(self, timeout_seconds: float = PATIENCE) -> bool:
         """Whether all of it is reserved within so many seconds."""
         try:
             self._reserve(timeout_seconds)
@@ -74,7 +74,7 @@ class PlacementGroup:
 
     def reserved(self) -> list[Bundle]:
         """What each bundle has."""
-        self._reserve(_PATIENCE)
+        self._reserve(PATIENCE)
         return self._reserved
 
     def bundles_now(self) -> list[Bundle]:
@@ -148,8 +148,10 @@ def _reserve(
     """Reserve pools, noted as they are made: one for bundles that share a node, one for alike
     bundles on nodes of their own, else one each."""
 
+    from .._devices import reserve
+
     def pool(number: int, gpus: int, cpus: float) -> ResourceManager:
-        made.append(ResourceManager(gpus, number, timeout=max(timeout, 0.01), cpus_per_node=cpus))
+        made.append(reserve(gpus, number, timeout, cpus=cpus))
         return made[-1]
 
     gpus = [int(sum(bundle.get(key, 0) for key in _DEVICES)) for bundle in bundles]

@@ -1,0 +1,1 @@
+"""What ROLL imports of Ray's inner modules, and nothing else."""
