@@ -180,10 +180,6 @@ class Host(muster.Worker):
         """Take the experiment's seed."""
         _engines.seed(seed, f"{self.identity.role}{rank}")
 
-    def put_env(self, env: Mapping[str, str]) -> None:
-        """Change the environment, for engines and forks to come."""
-        os.environ.update({str(key): str(value) for key, value in env.items()})
-
     # --- what comes by HTTP ----------------------------------------------
 
     def on_engine_thread(self, work: Callable[[], Any]) -> Any:

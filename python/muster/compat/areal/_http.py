@@ -102,7 +102,8 @@ class Server:
         env = _needed(data, "env")
         if not isinstance(env, dict):
             raise Refused(400, "'env' must be a dictionary")
-        self.host.put_env(env)  # at once, whatever runs, for engines and forks to come
+        # At once, whatever runs, for engines and forks to come.
+        os.environ.update({str(key): str(value) for key, value in env.items()})
         return {"status": "success"}
 
     def alloc_ports(self, data: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ process is Muster's to start, watch and end, and calls go by HTTP. A plain
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -189,8 +190,8 @@ class Native(Command):
             return error  # told where it is waited for
 
     def set_env(self, env: dict[str, str]) -> Any:
-        """Change its environment."""
-        return self._ask("put_env", env, timeout=_ENV_SECONDS)
+        """Change its environment, whatever it runs."""
+        return lambda: self.handle.set_env(env)
 
     def make_engine(self, path: str, name: str, args: Any, kwargs: Any) -> Any:
         """Make an engine."""
@@ -220,6 +221,8 @@ class Native(Command):
         """The same, in an event loop."""
         if isinstance(started, BaseException):
             raise started
+        if callable(started):
+            return await asyncio.get_running_loop().run_in_executor(None, started)
         return _values.unpack(await started)
 
 

@@ -334,7 +334,8 @@ class MusterScheduler(_api.Scheduler):
             env=env,
             rank_env=True,  # a role may set any variable
             grace=GRACE,
-            startup_timeout=max(self.startup_timeout, 1.0),
+            # AReaL's time is for workers that are there, see get_workers; to import takes longer.
+            startup_timeout=max(self.startup_timeout, 300.0),
             python=_specs.interpreter(spec),
             preload=_PRELOAD,
             ray="inherit" if deferred else "",
