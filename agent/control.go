@@ -95,6 +95,26 @@ func (a *agent) lift(ctx context.Context, req wire.CancelLeg) (*wire.Cancelled, 
 	return orGone(&wire.Cancelled{State: "cleared"}, err)
 }
 
+// env reads and changes a worker's environment.
+func (a *agent) env(ctx context.Context, req wire.WorkerEnv) (*wire.Environment, error) {
+	w := a.worker(req.Worker)
+	if w == nil {
+		return nil, spec.Errorf(spec.CodeWorkerDied, "node %s has no worker %d any more", a.join.Name, req.Worker)
+	}
+	w.mu.Lock()
+	control := w.control
+	w.mu.Unlock()
+	if control == nil {
+		return nil, a.workerError(w, spec.CodeStartup, "%s on node %s is not up yet, so it has no environment", w.start.Name, a.join.Name)
+	}
+	answer := &wire.Environment{}
+	err := control.ask(ctx, "env", &req, answer)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, a.workerError(w, spec.CodeTimeout, "%s on node %s did not answer within %v: it is still in C", w.start.Name, a.join.Name, cancelBound)
+	}
+	return answer, err
+}
+
 func (c *control) ask(ctx context.Context, verb string, req msgp.Marshaler, resp msgp.Unmarshaler) error {
 	ctx, cancel := context.WithTimeout(ctx, cancelBound)
 	defer cancel()

@@ -200,6 +200,9 @@ func TestRequestsThatMakeNoSense(t *testing.T) {
 			t.Errorf("%s: got %v", verb, err)
 		}
 	}
+	if err := b.ask("env", &wire.WorkerEnv{Worker: 9}, &wire.Environment{}); err == nil || !strings.Contains(err.Error(), "no worker 9 any more") {
+		t.Errorf("env: got %v", err)
+	}
 	many := b.workers(1, "wait")
 	for len(many.Workers) < 100_000 {
 		w := many.Workers[0]

@@ -135,6 +135,10 @@ func (a *agent) prepare(ctx context.Context, head *wire.Conn, verb string, body 
 		var req wire.CancelLeg
 		err := read(verb, body, &req)
 		return func() (msgp.Marshaler, error) { return a.lift(ctx, req) }, err
+	case "env":
+		var req wire.WorkerEnv
+		err := read(verb, body, &req)
+		return func() (msgp.Marshaler, error) { return a.env(ctx, req) }, err
 	case "hold_ports":
 		var req wire.HoldPorts
 		err := read(verb, body, &req)

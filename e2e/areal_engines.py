@@ -58,6 +58,11 @@ class Plain:
         time.sleep(seconds)
         return self.calls
 
+    def until(self, name: str) -> str:
+        while name not in os.environ:
+            time.sleep(0.01)
+        return os.environ[name]
+
     def waits(self, timeout: float) -> float:
         return timeout
 

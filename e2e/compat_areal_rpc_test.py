@@ -18,7 +18,19 @@ from typing import Any
 
 import pytest
 
-from muster.compat.areal import Job, MusterScheduler, WorkerFailedError
+from areal_engines import Config
+from muster.compat.areal import (
+    EngineCallError,
+    EngineCreationError,
+    EngineImportError,
+    Job,
+    MusterScheduler,
+    RPCConnectionError,
+    SchedulingStrategy,
+    Worker,
+    WorkerFailedError,
+)
+from muster.compat.areal.scheduler import WorkerInfo
 from running import eventually, session
 
 HERE = Path(__file__).parent
@@ -273,3 +285,91 @@ def test_the_end_of_a_server(tmp_path: Path, number: signal.Signals) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def adopted(tmp_path: Path) -> Iterator[tuple[MusterScheduler, subprocess.Popen[bytes]]]:
+    """A scheduler among whose workers is a server that was started by hand."""
+    port = free_port()
+    process = start(tmp_path, port)
+    scheduler = MusterScheduler(
+        log_dir=str(tmp_path), experiment_name="e", trial_name="t", health_check_interval=0.1
+    )
+    worker = Worker("actor/0", "127.0.0.1", [str(port)])
+    log = tmp_path / "actor.log"
+    log.write_text("its last line\n")
+    scheduler._workers["actor"] = [WorkerInfo(worker, process, "actor", [3], 0.0, str(log))]
+    try:
+        yield scheduler, process
+    finally:
+        scheduler.delete_workers()
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def test_a_server_among_a_schedulers_workers(
+    adopted: tuple[MusterScheduler, subprocess.Popen[bytes]],
+) -> None:
+    scheduler, process = adopted
+    assert [worker.id for worker in scheduler.get_workers("actor", timeout=60)] == ["actor/0"]
+
+    def make(path: str, **given: Any) -> Any:
+        return asyncio.run(scheduler.create_engine("actor/0", path, **given))
+
+    asyncio.run(scheduler.set_worker_env("actor/0", {"LATE": "1"}))
+    assert make("areal_engines.Plain") is None
+    with pytest.raises(EngineImportError):
+        make("nowhere.at.All", engine_name="x")
+    with pytest.raises(EngineCreationError) as refused:
+        make("areal_engines.Plain", engine_name="x", config=Config(extra={"refuse": True}))
+    assert refused.value.status_code == 500
+    assert scheduler.call_engine("actor/0", "pid") == process.pid
+    awaited = scheduler.async_call_engine("actor/0", "env", None, "LATE")
+    assert asyncio.run(awaited) == {"LATE": "1"}
+    with pytest.raises(EngineCallError, match="no such row") as failed:
+        scheduler.call_engine("actor/0", "fail")
+    assert failed.value.attempt == 1
+    with pytest.raises(EngineCallError, match="Timeout") as late:
+        scheduler.call_engine("actor/0", "slow", None, 0.5, http_timeout=0.1, max_retries=1)
+    assert late.value.attempt == 1
+    beside = SchedulingStrategy("colocation", "actor", fork=True)
+    assert scheduler.create_workers(Job("ref", 1, [], beside)) == ["ref/0"]
+    [fork] = scheduler._workers["ref"]
+    assert (fork.process, fork.gpu_devices, fork.worker.ip) == (None, [3], "127.0.0.1")
+    asyncio.run(scheduler.create_engine("ref/0", "areal_engines.Plain"))
+    assert scheduler.call_engine("ref/0", "env", None, "LATE") == {"LATE": "1"}
+    pid = scheduler.call_engine("ref/0", "pid")
+    assert pid != process.pid
+    scheduler.delete_workers("ref")
+    assert not os.path.exists(f"/proc/{pid}")
+    assert scheduler.call_engine("actor/0", "pid") == process.pid
+    scheduler.delete_workers("actor")
+    assert process.returncode == 0, "SIGTERM ended it in order"
+
+
+@pytest.mark.chaos
+def test_a_server_that_dies(adopted: tuple[MusterScheduler, subprocess.Popen[bytes]]) -> None:
+    scheduler, process = adopted
+    scheduler.get_workers("actor", timeout=60)
+    process.kill()
+    process.wait()
+    for call in (
+        lambda: scheduler.get_workers("actor"),
+        lambda: scheduler.call_engine("actor/0", "count"),
+        lambda: asyncio.run(scheduler.async_call_engine("actor/0", "count")),
+        lambda: asyncio.run(scheduler.create_engine("actor/0", "areal_engines.Plain")),
+        lambda: asyncio.run(scheduler.set_worker_env("actor/0", {"A": "1"})),
+        lambda: scheduler.fork_workers("late", "actor"),
+    ):
+        with pytest.raises(WorkerFailedError) as dead:
+            call()
+        assert dead.value.exit_code == -signal.SIGKILL
+        assert dead.value.stderr == "its last line\n"
+    [info] = scheduler._workers["actor"]
+    info.process = None  # nobody knows that it has ended
+    with pytest.raises(RPCConnectionError):
+        asyncio.run(scheduler.create_engine("actor/0", "areal_engines.Plain"))
+    with pytest.raises(EngineCallError, match="Connection error") as lost:
+        scheduler.call_engine("actor/0", "count", retry_delay=0.01)
+    assert lost.value.attempt == 3

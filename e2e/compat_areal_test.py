@@ -128,6 +128,22 @@ def test_environment(scheduler: MusterScheduler) -> None:
     assert list(found.values()) == ["1", "1", "7", "5", "3", "yes"]
 
 
+def test_environment_while_an_engine_runs(scheduler: MusterScheduler) -> None:
+    role(scheduler, count=1)
+    engine(scheduler, "actor/0")
+
+    async def change() -> Any:
+        waiting = asyncio.create_task(scheduler.async_call_engine("actor/0", "until", None, "GO"))
+        await asyncio.sleep(0)  # it begins
+        scheduler.fork_workers("ref", "actor")
+        await scheduler.set_worker_env("actor/0", {"GO": "on"})
+        return await waiting
+
+    assert asyncio.run(change()) == "on"
+    engine(scheduler, "ref/0")
+    assert scheduler.call_engine("ref/0", "env", None, "GO") == {"GO": None}
+
+
 def test_engines(scheduler: MusterScheduler) -> None:
     role(scheduler)
     engine(scheduler, "actor/0", config=Config(scale=2))

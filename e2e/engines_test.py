@@ -101,6 +101,16 @@ def test_environment(worker: WorkerHandle) -> None:
         worker.set_env({"PART": ["x"]})  # type: ignore[dict-item]
 
 
+def test_environment_while_a_call_runs(worker: WorkerHandle) -> None:
+    engine = worker.create_engine("parts.Model", "m", 1)
+    waiting = engine.until.remote("GO", timeout=60)
+    assert "GO" not in worker.env()
+    worker.set_env({"GO": "on"})
+    assert muster.get(waiting) == "on"
+    worker.set_env({"GO": None, "ODD": "\udcff"})  # which is no text, so it waits for its turn
+    assert worker.env()["ODD"] == "\udcff" and "GO" not in worker.env()
+
+
 @pytest.mark.parametrize("concurrency", [None, 4])
 def test_coroutines_in_a_sync_worker(concurrency: int | None) -> None:
     config = WorkerConfig(world_size=1, max_concurrency=concurrency)

@@ -271,6 +271,11 @@ class Model:
     def visible(self) -> str | None:
         return os.environ.get("PART")
 
+    def until(self, name: str) -> str:
+        while name not in os.environ:
+            time.sleep(0.01)
+        return os.environ[name]
+
 
 class Host(Worker):
     """Makes engines of its own."""

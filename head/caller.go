@@ -214,6 +214,12 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 			return nil, err
 		}
 		return orError(h.clusterStacks(&req))
+	case "worker.env":
+		var req wire.WorkerEnv
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.workerEnv(c.ctx, &req))
 	case "shutdown":
 		h.mu.Lock()
 		mark := h.events.markLocked()

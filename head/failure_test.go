@@ -358,6 +358,29 @@ func TestRankReports(t *testing.T) {
 	})
 }
 
+func TestWorkerEnv(t *testing.T) {
+	r := newRig(t, setup{virtual: "1x0"})
+	info := r.cluster("a", 2)
+	var got wire.Environment
+	set := map[string]string{"A": "1"}
+	must(t, r.owner.ask("worker.env", &wire.WorkerEnv{Cluster: info.Number, Rank: 1, Set: set}, &got))
+	if got.Env["A"] != "1" {
+		t.Errorf("got %v", got.Env)
+	}
+	for _, c := range []struct {
+		req  wire.WorkerEnv
+		says string
+	}{
+		{wire.WorkerEnv{Cluster: info.Number + 9}, "is no more"},
+		{wire.WorkerEnv{Cluster: info.Number, Rank: 2}, "has ranks 0 to 1, not 2"},
+		{wire.WorkerEnv{Cluster: info.Number, Rank: -1}, "has ranks 0 to 1, not -1"},
+	} {
+		if err := r.owner.ask("worker.env", &c.req, &got); err == nil || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%+v: %v", c.req, err)
+		}
+	}
+}
+
 func TestClearTaint(t *testing.T) {
 	r := newRig(t, setup{virtual: "1x0"})
 	info := r.cluster("a", 2)

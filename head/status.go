@@ -2,6 +2,7 @@ package head
 
 import (
 	"cmp"
+	"context"
 	"os"
 	"slices"
 	"time"
@@ -77,6 +78,26 @@ func (n *node) statusLocked() wire.NodeInfo {
 	info.Load, info.Far = n.load, n.far
 	info.SilentSec, info.TripSec = n.silence.since.Seconds(), n.silence.trip.Seconds()
 	return info
+}
+
+// workerEnv reads and changes a worker's environment by way of its agent, so that it
+// does not wait for what the worker runs.
+func (h *Head) workerEnv(ctx context.Context, req *wire.WorkerEnv) (*wire.Environment, error) {
+	h.mu.Lock()
+	cl := h.clusters[req.Cluster]
+	switch {
+	case cl == nil:
+		defer h.mu.Unlock()
+		return nil, spec.Errorf(spec.CodeNotFound, "cluster %d is no more: it was shut down, or its controller ended", req.Cluster)
+	case req.Rank < 0 || req.Rank >= len(cl.workers):
+		defer h.mu.Unlock()
+		return nil, spec.Errorf(spec.CodeInvalid, "cluster %s has ranks 0 to %d, not %d", cl.Name, len(cl.workers)-1, req.Rank)
+	}
+	w := cl.workers[req.Rank]
+	h.mu.Unlock()
+	asked, answer := *req, &wire.Environment{}
+	asked.Worker = w.Number
+	return answer, w.node.ask(ctx, "env", &asked, answer)
 }
 
 // clusterStacks says what workers of a cluster are doing.

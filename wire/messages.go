@@ -304,6 +304,22 @@ type ClusterStacks struct {
 	Ranks []int  `msg:"ranks"`
 }
 
+// WorkerEnv (verb worker.env; from head to agent to worker: env) changes the
+// environment of a living worker, at once, whatever it runs. It is answered by
+// Environment.
+type WorkerEnv struct {
+	Cluster uint32            `msg:"cluster"`
+	Rank    int               `msg:"rank"`
+	Worker  uint32            `msg:"worker"` // filled in by the head
+	Set     map[string]string `msg:"set"`
+	Unset   []string          `msg:"unset"`
+}
+
+// Environment is all of a process's variables.
+type Environment struct {
+	Env map[string]string `msg:"env"`
+}
+
 // --- head -> events subscribers, agent -> head ---------------------------
 
 // Log (notice log) carries whole lines of workers' output, without the newline,

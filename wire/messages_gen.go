@@ -1352,6 +1352,90 @@ func (z *Engines) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z *Environment) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 1
+	// string "env"
+	o = append(o, 0x81, 0xa3, 0x65, 0x6e, 0x76)
+	o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
+	for za0001, za0002 := range z.Env {
+		o = msgp.AppendString(o, za0001)
+		o = msgp.AppendString(o, za0002)
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Environment) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "env":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Env")
+				return
+			}
+			if z.Env == nil {
+				z.Env = make(map[string]string, zb0002)
+			} else if len(z.Env) > 0 {
+				clear(z.Env)
+			}
+			for zb0002 > 0 {
+				var za0002 string
+				zb0002--
+				var za0001 string
+				za0001, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Env")
+					return
+				}
+				za0002, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Env", za0001)
+					return
+				}
+				z.Env[za0001] = za0002
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Environment) Msgsize() (s int) {
+	s = 1 + 4 + msgp.MapHeaderSize
+	if z.Env != nil {
+		for za0001, za0002 := range z.Env {
+			_ = za0002
+			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
+		}
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *Exited) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 8
@@ -5599,6 +5683,146 @@ func (z *WorkerBack) Msgsize() (s int) {
 		s += z.Legs[za0001].Msgsize()
 	}
 	s += 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize)) + 6 + z.Ready.Msgsize()
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *WorkerEnv) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 5
+	// string "cluster"
+	o = append(o, 0x85, 0xa7, 0x63, 0x6c, 0x75, 0x73, 0x74, 0x65, 0x72)
+	o = msgp.AppendUint32(o, z.Cluster)
+	// string "rank"
+	o = append(o, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
+	o = msgp.AppendInt(o, z.Rank)
+	// string "worker"
+	o = append(o, 0xa6, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
+	o = msgp.AppendUint32(o, z.Worker)
+	// string "set"
+	o = append(o, 0xa3, 0x73, 0x65, 0x74)
+	o = msgp.AppendMapHeader(o, uint32(len(z.Set)))
+	for za0001, za0002 := range z.Set {
+		o = msgp.AppendString(o, za0001)
+		o = msgp.AppendString(o, za0002)
+	}
+	// string "unset"
+	o = append(o, 0xa5, 0x75, 0x6e, 0x73, 0x65, 0x74)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Unset)))
+	for za0003 := range z.Unset {
+		o = msgp.AppendString(o, z.Unset[za0003])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *WorkerEnv) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "cluster":
+			z.Cluster, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Cluster")
+				return
+			}
+		case "rank":
+			z.Rank, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Rank")
+				return
+			}
+		case "worker":
+			z.Worker, bts, err = msgp.ReadUint32Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Worker")
+				return
+			}
+		case "set":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Set")
+				return
+			}
+			if z.Set == nil {
+				z.Set = make(map[string]string, zb0002)
+			} else if len(z.Set) > 0 {
+				clear(z.Set)
+			}
+			for zb0002 > 0 {
+				var za0002 string
+				zb0002--
+				var za0001 string
+				za0001, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Set")
+					return
+				}
+				za0002, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Set", za0001)
+					return
+				}
+				z.Set[za0001] = za0002
+			}
+		case "unset":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Unset")
+				return
+			}
+			if cap(z.Unset) >= int(zb0003) {
+				z.Unset = (z.Unset)[:zb0003]
+			} else {
+				z.Unset = make([]string, zb0003)
+			}
+			for za0003 := range z.Unset {
+				z.Unset[za0003], bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Unset", za0003)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *WorkerEnv) Msgsize() (s int) {
+	s = 1 + 8 + msgp.Uint32Size + 5 + msgp.IntSize + 7 + msgp.Uint32Size + 4 + msgp.MapHeaderSize
+	if z.Set != nil {
+		for za0001, za0002 := range z.Set {
+			_ = za0002
+			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
+		}
+	}
+	s += 6 + msgp.ArrayHeaderSize
+	for za0003 := range z.Unset {
+		s += msgp.StringPrefixSize + len(z.Unset[za0003])
+	}
 	return
 }
 

@@ -138,3 +138,23 @@ func TestStacksTellMethodsFirst(t *testing.T) {
 		t.Errorf("with no call it is\n%s", text)
 	}
 }
+
+func TestEnvironment(t *testing.T) {
+	t.Setenv("MUSTER_TEST_OLD", "1")
+	req := wire.WorkerEnv{Set: map[string]string{"MUSTER_TEST_NEW": "2"}, Unset: []string{"MUSTER_TEST_OLD"}}
+	t.Setenv("MUSTER_TEST_NEW", "")
+	body, err := req.MarshalMsg(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := changeEnvironment(body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, there := got.Env["MUSTER_TEST_OLD"]; there || got.Env["MUSTER_TEST_NEW"] != "2" {
+		t.Errorf("got %v", got.Env)
+	}
+	if _, err := changeEnvironment([]byte{1}); err == nil {
+		t.Error("rubbish is no request")
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -284,10 +285,34 @@ func control(conn *wire.Conn, h func() *host, end func()) {
 				state = host.giveUp(call)
 			}
 			wire.Respond(conn, f.ID, &wire.Cancelled{State: state}, err)
+		case verb == "env":
+			env, err := changeEnvironment(body)
+			wire.Respond(conn, f.ID, env, err)
 		default:
 			wire.Respond(conn, f.ID, nil, spec.Errorf(spec.CodeProtocol, "a worker does not know the request %q", verb))
 		}
 	}
+}
+
+func changeEnvironment(body []byte) (*wire.Environment, error) {
+	var req wire.WorkerEnv
+	if _, err := req.UnmarshalMsg(body); err != nil {
+		return nil, spec.Errorf(spec.CodeProtocol, "the request env cannot be read: %v", err)
+	}
+	for name, value := range req.Set {
+		if err := os.Setenv(name, value); err != nil {
+			return nil, spec.Errorf(spec.CodeInvalid, "%q cannot be set: %v", name, err)
+		}
+	}
+	for _, name := range req.Unset {
+		_ = os.Unsetenv(name)
+	}
+	env := &wire.Environment{Env: map[string]string{}}
+	for _, pair := range os.Environ() {
+		name, value, _ := strings.Cut(pair, "=")
+		env.Env[name] = value
+	}
+	return env, nil
 }
 
 func readCancel(body []byte) (call uint64, err error) {

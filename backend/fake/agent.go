@@ -461,6 +461,12 @@ func (a *Agent) request(verb string, body []byte) (msgp.Marshaler, error) {
 		return a.cancel(&req), nil
 	case "clear":
 		return &wire.Cancelled{State: "done"}, nil
+	case "env":
+		var req wire.WorkerEnv
+		if _, err := req.UnmarshalMsg(body); err != nil {
+			return nil, err
+		}
+		return &wire.Environment{Env: req.Set}, nil
 	case "hold_ports":
 		var req wire.HoldPorts
 		if _, err := req.UnmarshalMsg(body); err != nil {

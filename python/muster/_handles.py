@@ -223,13 +223,39 @@ class WorkerHandle:
         return found
 
     def env(self) -> dict[str, str]:
-        """The living worker's environment, as it is now."""
-        found: dict[str, str] = self.call("muster/env")
-        return found
+        """The living worker's environment, as it is now, whatever it runs."""
+        found: dict[str, str] | None = self._environment({})
+        return self.call("muster/env") if found is None else found
 
     def set_env(self, env: Mapping[str, str | None]) -> None:
-        """Change variables of the living worker's environment; None takes one away."""
-        self.call("muster/set_env", dict(env))
+        """Change variables of the living worker's environment; None takes one away.
+
+        At once, also while a call runs, so for what begins after it.
+        """
+        for name, value in env.items():
+            if not isinstance(name, str) or not isinstance(value, str | int | float | None):
+                raise TypeError(f"env[{name!r}] is {value!r}; both sides must be text")
+        if self._environment(env) is None:
+            self.call("muster/set_env", dict(env))
+
+    def _environment(self, change: Mapping[str, str | None]) -> dict[str, str] | None:
+        """Ask the worker's agent; None where it has to be a call: the worker has ended, is being
+        restarted, is in C code for long, or has what is no text."""
+        given = {name: str(value) for name, value in change.items() if value is not None}
+        message = {
+            "cluster": self._cluster._number,
+            "rank": self.rank,
+            "set": given,
+            "unset": [name for name in change if name not in given],
+        }
+        group = self._cluster._group()
+        group.method("muster/env")  # raises where there is none
+        try:
+            answer = group.connection.request("worker.env", message)
+        except _errors.MusterError:
+            return None
+        found: dict[str, str] = answer["env"]
+        return found
 
     def _info(self, key: str) -> Any:
         return self._cluster._info()["workers"][self.rank][key]

@@ -148,14 +148,12 @@ def test_engine_calls_are_calls_of_a_method_with_a_slash(head: FakeHead) -> None
     muster.get(svc.engine("role/0").step.remote(5))
     svc.call_engine("role/0", "step", timeout=3.0)
     svc.destroy_engine("role/0")
-    svc.set_env({"A": "1"})
     assert [call.method for call in calls] == [
         "muster/create_engine",
         "role/0/step",
         "role/0/step",
         "role/0/step",
         "muster/destroy_engine",
-        "muster/set_env",
     ]
     assert pickle.loads(pickle.dumps(engine)) == engine
     for bad in ("", None, 3):
@@ -164,6 +162,30 @@ def test_engine_calls_are_calls_of_a_method_with_a_slash(head: FakeHead) -> None
     for hidden in ("_step", "a/b"):
         with pytest.raises(AttributeError, match="not the name of a public method"):
             svc.call_engine("role/0", hidden)
+
+
+def test_the_environment_is_no_call_where_it_need_not_be(head: FakeHead) -> None:
+    svc = muster.service(Plain, "svc")
+    head.verbs["worker.env"] = lambda _: {"env": {"A": "1"}}
+    assert svc.env() == {"A": "1"}
+    svc.set_env({"A": "1", "B": None})
+    asked = {"cluster": 7, "rank": 0}
+    assert sent(head, "worker.env") == [
+        {**asked, "set": {}, "unset": []},
+        {**asked, "set": {"A": "1"}, "unset": ["B"]},
+    ]
+    with pytest.raises(TypeError, match="both sides must be text"):
+        svc.set_env({"A": ["1"]})  # type: ignore[dict-item]
+    calls: list[str] = []
+
+    def note(call: Call) -> None:
+        calls.append(call.method)
+        echo(call)
+
+    head.on_call = note
+    head.verbs["worker.env"] = lambda _: {"code": "timeout", "message": "it is still in C"}
+    svc.set_env({"A": "1"})
+    assert calls == ["muster/set_env"], "what cannot be asked at once is asked in its turn"
 
 
 def test_workers_that_host_no_engines(head: FakeHead) -> None:

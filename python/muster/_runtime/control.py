@@ -17,6 +17,7 @@ from .. import _wire
 from . import linux
 from .board import Board
 from .calls import Who, own_error
+from .engines import set_env
 
 
 class Runner(Protocol):
@@ -79,7 +80,7 @@ class Control:
             return
         try:
             flags, answer = self._answer(verb, body)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             message = f"the request {verb!r} cannot be read: {type(error).__name__}: {error}"
             flags, answer = _wire.FLAG_ERROR, own_error("protocol", message, self._who)
         _wire.send_frame(self._stream, _wire.KIND_RESPONSE, frame[2], _wire.pack(answer), (), flags)
@@ -94,6 +95,11 @@ class Control:
         if verb == "tasks":
             tell = getattr(self.runner, "tasks", None)
             return 0, {"text": "" if tell is None else tell()}
+        if verb == "env":
+            set_env(dict.fromkeys(body["unset"] or ()) | (body["set"] or {}))
+            env = dict(os.environ)
+            "".join(env.values()).encode()  # not all is text: that goes by a call
+            return 0, {"env": env}
         if verb == "clear":
             self._board.clear()
             return 0, {}

@@ -10,53 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import _own
+
 if TYPE_CHECKING:
-    from ._api import (
-        EngineCallError,
-        EngineCreationError,
-        EngineImportError,
-        GPUAllocationError,
-        Job,
-        PortAllocationError,
-        RPCConnectionError,
-        Scheduler,
-        SchedulerError,
-        SchedulingSpec,
-        SchedulingStrategy,
-        SchedulingStrategyType,
-        Worker,
-        WorkerConfigurationError,
-        WorkerCreationError,
-        WorkerFailedError,
-        WorkerNotFoundError,
-        WorkerTimeoutError,
-    )
+    from ._own import *  # noqa: F403 - the names are listed there
     from ._tensors import RTensor, TensorShardInfo
     from .scheduler import MusterScheduler
 
-__all__ = [
-    "EngineCallError",
-    "EngineCreationError",
-    "EngineImportError",
-    "GPUAllocationError",
-    "Job",
-    "MusterScheduler",
-    "PortAllocationError",
-    "RPCConnectionError",
-    "RTensor",
-    "Scheduler",
-    "SchedulerError",
-    "SchedulingSpec",
-    "SchedulingStrategy",
-    "SchedulingStrategyType",
-    "TensorShardInfo",
-    "Worker",
-    "WorkerConfigurationError",
-    "WorkerCreationError",
-    "WorkerFailedError",
-    "WorkerNotFoundError",
-    "WorkerTimeoutError",
-]
+__all__ = ["MusterScheduler", "RTensor", "TensorShardInfo"]
+__all__ += _own.__all__
 
 
 def __getattr__(name: str) -> Any:

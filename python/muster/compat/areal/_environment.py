@@ -8,7 +8,9 @@ from typing import Any
 from ... import _errors
 from . import _api, _engines
 from ._areal import INSTALLED
-from ._workers import Again, Refusal, WorkerInfo, failed
+from ._client import Again, Late, Refusal
+from ._host import join_names
+from ._workers import WorkerInfo, failed
 
 _THREADS = (
     "OMP_NUM_THREADS",
@@ -43,21 +45,12 @@ def begin_trial(scheduler: Any) -> None:
     """Forget what AReaL's name service knows of this trial from before."""
     if not (INSTALLED and scheduler.experiment_name and scheduler.trial_name):
         return
-    from areal.api.cli_args import (  # type: ignore[import-not-found, unused-ignore]
-        NameResolveConfig,
-    )
     from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
         name_resolve,
         names,
     )
 
-    name_resolve.reconfigure(
-        NameResolveConfig(
-            type=scheduler.name_resolve_type,
-            nfs_record_root=scheduler.nfs_record_root,
-            etcd3_addr=scheduler.etcd3_addr,
-        )
-    )
+    join_names(scheduler.name_resolve_type, scheduler.nfs_record_root, scheduler.etcd3_addr)
     name_resolve.clear_subtree(names.trial_root(scheduler.experiment_name, scheduler.trial_name))
 
 
@@ -78,7 +71,7 @@ def creation_error(info: WorkerInfo, engine: str, error: Exception) -> Exception
         return _api.EngineCreationError(info.id, message, 400)
     if isinstance(error, _errors.RemoteError):
         return _api.EngineCreationError(info.id, f"Failed to instantiate engine: {message}", 500)
-    if isinstance(error, _errors.DeadlineError):
+    if isinstance(error, (_errors.DeadlineError, Late)):
         return _api.EngineCreationError(info.id, f"Request timed out: {message}")
     if isinstance(error, (Again, _errors.NodeLostError, _errors.HeadLostError)):
         return _api.RPCConnectionError(info.id, info.worker.ip, info.port, message)

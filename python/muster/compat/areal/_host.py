@@ -12,7 +12,6 @@ import atexit
 import itertools
 import os
 import select
-import shlex
 import signal
 import sys
 import threading
@@ -90,6 +89,7 @@ class Host(muster.Worker):
         self._jobs: dict[int, Callable[[], None]] = {}
         self._numbers = itertools.count(1)
         self._self: Any = None
+        self.is_warm = False
 
     # --- the beginning ---------------------------------------------------
 
@@ -114,17 +114,24 @@ class Host(muster.Worker):
         self, bind: str, port: int, run: Callable[[Callable[[], Any]], Any], named: str = ""
     ) -> int:
         """Serve AReaL's protocol over HTTP; returns the port."""
-        from ._http import Server, join
+        from ._client import join
+        from ._http import Server
 
         self._server = Server(self, bind, port, run)
         self.address = named or bind
         self.node_addr = join(self.address, self._server.port)
-        # What serving needs is imported before it begins: threads that import AReaL side by
-        # side would find each other's modules half made.
-        _json.warm()
-        _announce(self.identity, self.node_addr)
         self._server.start()
         return int(self._server.port)
+
+    def warm(self) -> None:
+        """Import what engines and tensors need, which takes AReaL seconds, before the first of
+        them. On the engines' thread alone: several that import it side by side would find each
+        other's modules half made."""
+        if not self.is_warm:
+            _json.warm()
+            mine = self.identity
+            join_names(mine.name_resolve_type, mine.nfs_record_root, mine.etcd3_addr)
+            self.is_warm = True
 
     def _run_command(self, command: Sequence[str], port: int) -> None:
         words = list(command)
@@ -146,6 +153,7 @@ class Host(muster.Worker):
 
     def make_engine(self, path: str, name: str, args: Sequence[Any], kwargs: Any) -> None:
         """Make an engine of a class that is imported here and now, after the environment is set."""
+        self.warm()
         if name in self.engines():
             raise _engines.EngineExistsError(
                 f"Engine '{name}' already exists. Use a different name, or delete it first"
@@ -171,10 +179,6 @@ class Host(muster.Worker):
     def configure(self, seed: int, rank: int) -> None:
         """Take the experiment's seed."""
         _engines.seed(seed, f"{self.identity.role}{rank}")
-
-    def put_env(self, env: Mapping[str, str]) -> None:
-        """Change the environment, for engines and forks to come."""
-        os.environ.update({str(key): str(value) for key, value in env.items()})
 
     # --- what comes by HTTP ----------------------------------------------
 
@@ -236,11 +240,6 @@ def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     return made
 
 
-def split(command: str) -> list[str]:
-    """A command's words."""
-    return shlex.split(command)
-
-
 def _end_with(pid: int) -> None:
     """Have this process end, in order, when another one does."""
     main = threading.main_thread().ident
@@ -260,25 +259,29 @@ def _end_with(pid: int) -> None:
     threading.Thread(target=follow, name="target", daemon=True).start()
 
 
-def _announce(mine: Identity, node_addr: str) -> None:
-    """Tell AReaL's name service where this worker is."""
-    if not (INSTALLED and mine.name_resolve_type and mine.experiment_name):
+def announce(mine: Identity, node_addr: str) -> None:
+    """Tell AReaL's name service, of which this process is part, where a worker is."""
+    if not (INSTALLED and mine.experiment_name and mine.trial_name):
         return
-    from areal.api.cli_args import (  # type: ignore[import-not-found, unused-ignore]
-        NameResolveConfig,
-    )
     from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
         name_resolve,
         names,
     )
 
-    given = {
-        "type": mine.name_resolve_type,
-        "nfs_record_root": mine.nfs_record_root,
-        "etcd3_addr": mine.etcd3_addr,
-    }
+    key = names.worker_discovery(mine.experiment_name, mine.trial_name, mine.role, mine.index)
+    name_resolve.add(key, node_addr, replace=True)
+
+
+def join_names(kind: str | None, nfs_record_root: str | None, etcd3_addr: str | None) -> None:
+    """Have this process be part of AReaL's name service."""
+    if not (INSTALLED and kind):
+        return
+    from areal.api.cli_args import (  # type: ignore[import-not-found, unused-ignore]
+        NameResolveConfig,
+    )
+    from areal.utils import name_resolve
+
+    given = {"type": kind, "nfs_record_root": nfs_record_root, "etcd3_addr": etcd3_addr}
     name_resolve.reconfigure(
         NameResolveConfig(**{key: value for key, value in given.items() if value is not None})
     )
-    key = names.worker_discovery(mine.experiment_name, mine.trial_name, mine.role, mine.index)
-    name_resolve.add(key, node_addr, replace=True)

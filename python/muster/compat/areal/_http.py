@@ -12,8 +12,6 @@ import os
 import sys
 import threading
 import traceback
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic, sleep
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import muster
 
 from . import _engines, _json, _tensors
+from ._client import healthy
 
 if TYPE_CHECKING:
     from ._host import Host
@@ -64,6 +63,8 @@ class Server:
 
     def answer(self, verb: str, path: str, body: bytes) -> Reply:
         """Serve one request."""
+        if path not in _AT_ONCE and not self.host.is_warm:
+            self.run(self.host.warm)
         if path.startswith("/data/") and path not in ("/data/batch", "/data/clear"):
             return self._shard(verb, path.removeprefix("/data/"), body)
         serve = _ROUTES.get((verb, path))
@@ -101,7 +102,8 @@ class Server:
         env = _needed(data, "env")
         if not isinstance(env, dict):
             raise Refused(400, "'env' must be a dictionary")
-        self.run(lambda: self.host.put_env(env))
+        # At once, whatever runs, for engines and forks to come.
+        os.environ.update({str(key): str(value) for key, value in env.items()})
         return {"status": "success"}
 
     def alloc_ports(self, data: dict[str, Any]) -> Any:
@@ -236,6 +238,10 @@ _ROUTES: dict[tuple[str, str], Callable[[Server, Any], Any]] = {
 }
 
 
+#: What needs nothing of AReaL, whose import takes long.
+_AT_ONCE = ("/health", "/set_env", "/alloc_ports", "/fork", "/kill_forked_worker")
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Reads a request, has the server answer it, writes the reply."""
 
@@ -313,20 +319,6 @@ def _shard_ids(data: dict[str, Any]) -> list[str]:
         message = "'shard_ids' must be a list"
         raise Refused(400, message, {"status": "error", "message": message})
     return ids
-
-
-def join(host: str, port: int) -> str:
-    """An address as URLs have it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def healthy(host: str, port: int, timeout: float = 2.0) -> bool:
-    """Whether a worker answers."""
-    try:
-        with urllib.request.urlopen(f"http://{join(host, port)}/health", timeout=timeout) as reply:
-            return bool(reply.status == 200)
-    except (OSError, ValueError):
-        return False
 
 
 def _wait_healthy(host: str, port: int, seconds: float, pid: int) -> bool:

@@ -12,6 +12,27 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+__all__ = [
+    "EngineCallError",
+    "EngineCreationError",
+    "EngineImportError",
+    "GPUAllocationError",
+    "Job",
+    "PortAllocationError",
+    "RPCConnectionError",
+    "Scheduler",
+    "SchedulerError",
+    "SchedulingSpec",
+    "SchedulingStrategy",
+    "SchedulingStrategyType",
+    "Worker",
+    "WorkerConfigurationError",
+    "WorkerCreationError",
+    "WorkerFailedError",
+    "WorkerNotFoundError",
+    "WorkerTimeoutError",
+]
+
 
 class SchedulingStrategyType(str, Enum):
     """Whether a role has workers of its own or shares another's."""

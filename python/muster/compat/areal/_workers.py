@@ -1,7 +1,8 @@
 """A worker as the scheduler has it: how it is called, and how its end is told.
 
 A `Native` worker is called by Muster. A `Command` is a server of the user's: its
-process is Muster's to start, watch and end, and calls go by HTTP.
+process is Muster's to start, watch and end, and calls go by HTTP. A plain
+`WorkerInfo` is a server that somebody else has started.
 """
 
 from __future__ import annotations
@@ -9,34 +10,36 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+import subprocess
 from dataclasses import dataclass, field
 from typing import Any
 
 from ... import _errors
 from ..._handles import WorkerHandle
-from . import _api, _engines, _http, _json, _values
+from . import _api, _client, _engines, _http, _json, _values
+from ._client import Again, Refusal
 
 _CREATE_SECONDS = 300.0
 _ENV_SECONDS = 30.0
-
-
-class Again(Exception):
-    """A call did not get through, or not in time: it may be tried again."""
+_FORK_SECONDS = 120.0
+#: Seconds that a process has between SIGTERM, in which engines are destroyed, and SIGKILL.
+GRACE = 3.0
 
 
 @dataclass
 class WorkerInfo:
-    """One worker of a role."""
+    """One worker of a role, called by HTTP; its fields are AReaL's."""
 
     worker: _api.Worker
+    #: Its process, where this script has started it by itself.
+    process: subprocess.Popen[Any] | None
     role: str
-    handle: WorkerHandle
-    #: What its devices and pool are, for those who are put beside it.
-    share: Any = None
-    env: dict[str, str] = field(default_factory=dict)
+    gpu_devices: list[int] = field(default_factory=list)
+    created_at: float = 0.0
+    log_file: str = ""
+    env_vars: dict[str, str] = field(default_factory=dict)
+    #: The worker that has forked it, and ends it.
+    parent: WorkerInfo | None = None
 
     @property
     def id(self) -> str:
@@ -47,6 +50,114 @@ class WorkerInfo:
     def port(self) -> int:
         """Where it speaks HTTP."""
         return int(self.worker.worker_ports[0])
+
+    @property
+    def pid(self) -> int:
+        """Its process, where it is known."""
+        return 0 if self.process is None else self.process.pid
+
+    def check(self) -> None:
+        """Raise WorkerFailedError if its process has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            code = self.process.returncode
+            raise _api.WorkerFailedError(self.id, code, read_log_tail(self.log_file))
+
+    def ready(self) -> bool:
+        """Whether it answers by HTTP."""
+        return _client.healthy(self.worker.ip, self.port)
+
+    def end(self) -> None:
+        """Have its process end."""
+        if self.parent is not None:
+            index = int(self.id.rpartition("/")[2])
+            self.parent.tell("/kill_forked_worker", {"role": self.role, "worker_index": index})
+        elif self.process is not None:
+            self.process.terminate()
+
+    def see_off(self) -> None:
+        """Wait until its process has ended."""
+        if self.process is not None:
+            try:
+                self.process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    # --- what is asked of it: each starts it, and is waited for, or awaited ---
+
+    def set_env(self, env: dict[str, str]) -> Any:
+        """Change its environment."""
+        return self._request("/set_env", {"env": env}, _ENV_SECONDS)
+
+    def make_engine(self, path: str, name: str, args: Any, kwargs: Any) -> Any:
+        """Make an engine."""
+        body = {
+            "engine": path,
+            "engine_name": name,
+            "init_args": _json.serialize_value(list(args)),
+            "init_kwargs": _json.serialize_value(kwargs),
+        }
+        return self._request("/create_engine", body, _CREATE_SECONDS)
+
+    def call(
+        self, name: str, method: str, args: Any, kwargs: Any, meta: Any, timeout: float
+    ) -> Any:
+        """Call an engine."""
+        self.check()
+        body = {
+            "method": method,
+            "engine_name": name,
+            "args": _json.serialize_value(list(args)),
+            "kwargs": _json.serialize_value(kwargs),
+        }
+        if meta is not None:
+            body["rpc_meta"] = meta
+        return self._request("/call", body, timeout)
+
+    def configure(self, config: Any, rank: int) -> Any:
+        """Give it the experiment's configuration."""
+        body = _json.serialize_value({"config": config, "role": self.role, "rank": rank})
+        return self._request("/configure", body, _CREATE_SECONDS)
+
+    def tell(self, path: str, body: Any) -> Any:
+        """Post something, and wait for all of the answer."""
+        return _client.post(self._request(path, body, _FORK_SECONDS))
+
+    def wait(self, started: Any) -> Any:
+        """The result of what was started."""
+        try:
+            return _result(_client.post(started))
+        except Again:
+            self.check()
+            raise
+
+    async def awaited(self, started: Any) -> Any:
+        """The same, in an event loop: any, and a new one each time."""
+        try:
+            return _result(await _client.post_async(started))
+        except Again:
+            self.check()
+            raise
+
+    def _request(self, path: str, body: Any, timeout: float) -> _client.Request:
+        # What cannot be sent is told here.
+        data = json.dumps(body, default=_http.plain).encode()
+        return _client.Request(
+            f"http://{_client.join(self.worker.ip, self.port)}{path}", data, timeout
+        )
+
+
+def _result(answer: Any) -> Any:
+    return _json.deserialize_value(answer.get("result"))
+
+
+@dataclass
+class Command(WorkerInfo):
+    """A worker whose process, which is Muster's, runs a command that speaks HTTP."""
+
+    handle: WorkerHandle = field(kw_only=True)
+    #: What its devices and pool are, for those who are put beside it.
+    share: Any = field(kw_only=True)
 
     @property
     def pid(self) -> int:
@@ -67,38 +178,36 @@ class WorkerInfo:
                 self.id, self.worker.ip, self.port, error.message
             ) from error
 
-    def ready(self) -> bool:
-        """Whether it answers by HTTP."""
-        return _http.healthy(self.worker.ip, self.port)
 
-    # --- what is asked of it: each gives a function that waits, and one that is awaited ---
+@dataclass
+class Native(Command):
+    """A worker that is called by Muster."""
 
-    def ask(self, what: str, *args: Any, timeout: float) -> Any:
-        """Start something; returns what `wait` and `awaited` take."""
+    def _ask(self, what: str, *args: Any, timeout: float) -> Any:
         try:
             return getattr(self.handle, what).remote(*args, timeout=timeout)
         except _errors.MusterError as error:
             return error  # told where it is waited for
 
     def set_env(self, env: dict[str, str]) -> Any:
-        """Change its environment."""
-        return self.ask("put_env", env, timeout=_ENV_SECONDS)
+        """Change its environment, whatever it runs."""
+        return lambda: self.handle.set_env(env)
 
     def make_engine(self, path: str, name: str, args: Any, kwargs: Any) -> Any:
         """Make an engine."""
         packed = _values.pack(list(args)), _values.pack(kwargs)
-        return self.ask("make_engine", path, name, *packed, timeout=_CREATE_SECONDS)
+        return self._ask("make_engine", path, name, *packed, timeout=_CREATE_SECONDS)
 
     def call(
         self, name: str, method: str, args: Any, kwargs: Any, meta: Any, timeout: float
     ) -> Any:
         """Call an engine."""
         packed = _values.pack(list(args)), _values.pack(kwargs)
-        return self.ask("run_engine", name, method, *packed, meta, timeout=timeout)
+        return self._ask("run_engine", name, method, *packed, meta, timeout=timeout)
 
     def configure(self, config: Any, rank: int) -> Any:
         """Give it the experiment's configuration, of which it needs the seed."""
-        return self.ask("configure", config.seed, rank, timeout=_CREATE_SECONDS)
+        return self._ask("configure", config.seed, rank, timeout=_CREATE_SECONDS)
 
     def wait(self, started: Any) -> Any:
         """The result of what was started."""
@@ -109,101 +218,21 @@ class WorkerInfo:
         return _values.unpack(get(started))
 
     async def awaited(self, started: Any) -> Any:
-        """The same, in an event loop: any, and a new one each time."""
+        """The same, in an event loop."""
         if isinstance(started, BaseException):
             raise started
+        if callable(started):
+            return await asyncio.get_running_loop().run_in_executor(None, started)
         return _values.unpack(await started)
 
 
-class Command(WorkerInfo):
-    """A worker whose process runs a command, which speaks HTTP."""
-
-    def ask(self, what: str, *args: Any, timeout: float) -> Any:
-        """Not by Muster: see `_post`."""
-        raise NotImplementedError(what)
-
-    def _post(self, path: str, body: Any, timeout: float) -> Callable[[], Any]:
-        data = json.dumps(
-            body, default=_http.plain
-        ).encode()  # now, so that a value that cannot be sent is told here
-        url = f"http://{_http.join(self.worker.ip, self.port)}{path}"
-
-        def post() -> Any:
-            request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-            try:
-                with urllib.request.urlopen(request, timeout=timeout) as reply:
-                    return _json.deserialize_value(json.loads(reply.read()).get("result"))
-            except urllib.error.HTTPError as error:
-                raise _refused(error) from None
-            except TimeoutError as error:
-                raise Again(f"Timeout: {error}") from error
-            except (OSError, ValueError) as error:
-                self.check()
-                raise Again(f"Connection error: {error}") from error
-
-        return post
-
-    def set_env(self, env: dict[str, str]) -> Any:
-        """Change its environment."""
-        return self._post("/set_env", {"env": env}, _ENV_SECONDS)
-
-    def make_engine(self, path: str, name: str, args: Any, kwargs: Any) -> Any:
-        """Make an engine."""
-        body = {
-            "engine": path,
-            "engine_name": name,
-            "init_args": _json.serialize_value(list(args)),
-            "init_kwargs": _json.serialize_value(kwargs),
-        }
-        return self._post("/create_engine", body, _CREATE_SECONDS)
-
-    def call(
-        self, name: str, method: str, args: Any, kwargs: Any, meta: Any, timeout: float
-    ) -> Any:
-        """Call an engine."""
-        body = {
-            "method": method,
-            "engine_name": name,
-            "args": _json.serialize_value(list(args)),
-            "kwargs": _json.serialize_value(kwargs),
-        }
-        if meta is not None:
-            body["rpc_meta"] = meta
-        return self._post("/call", body, timeout)
-
-    def configure(self, config: Any, rank: int) -> Any:
-        """Give it the experiment's configuration."""
-        body = _json.serialize_value({"config": config, "role": self.role, "rank": rank})
-        return self._post("/configure", body, _CREATE_SECONDS)
-
-    def wait(self, started: Any) -> Any:
-        """The result of what was started."""
-        return started()
-
-    async def awaited(self, started: Any) -> Any:
-        """The same, in an event loop."""
-        return await asyncio.get_running_loop().run_in_executor(None, started)
-
-
-class Refusal(Exception):
-    """What a server that was reached did not do."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
-def _refused(error: urllib.error.HTTPError) -> Exception:
-    text = error.read().decode("utf-8", "replace")
+def read_log_tail(log_file: str, lines: int = 50) -> str:
+    """The last lines of a log."""
     try:
-        text = json.loads(text).get("error", text)
-    except (ValueError, AttributeError):
-        pass
-    if error.code in (400, 500):
-        return Refusal(error.code, text)
-    if error.code == 503:
-        return Again("Service unavailable")
-    return Again(f"HTTP {error.code}: {text}")
+        with open(log_file, encoding="utf-8", errors="backslashreplace") as file:
+            return "".join(file.readlines()[-lines:])
+    except OSError as error:
+        return f"[Could not read log file: {error}]"
 
 
 def failed(worker_id: str, error: _errors.MusterError) -> Exception:

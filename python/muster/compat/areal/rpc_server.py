@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ._host import Host, Identity
+from ._host import Host, Identity, announce
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     thread = EngineThread()
     named = _own_address() if given.host in ("0.0.0.0", "::") else given.host
     host.serve(given.host, given.port, thread.run, named)
+    host.warm()
+    announce(host.identity, host.node_addr)
     sys.stderr.write(f"{given.role}/{index} serves on {host.node_addr}\n")
     try:
         thread.serve()

@@ -12,9 +12,12 @@ import contextlib
 import getpass
 import itertools
 import logging
+import os
 import re
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,22 +26,34 @@ from ... import _errors
 from ..._cluster import Cluster
 from ..._config import WorkerConfig
 from ..._refs import get
-from . import _api, _environment, _pools
-from ._host import Host, Identity, Opening, split
+from . import _api, _environment, _pools, _specs
+from ._areal import INSTALLED
+from ._client import Again, Refusal, join
+from ._host import Host, Identity, Opening, announce
 from ._logs import RoleLogs, open_logs
-from ._workers import Command, Refusal, WorkerInfo, failed, reason_of
+from ._workers import (
+    GRACE,
+    Command,
+    Native,
+    WorkerInfo,
+    failed,
+    read_log_tail,
+    reason_of,
+)
+
+__all__ = ["MusterScheduler", "WorkerInfo"]
 
 logger = logging.getLogger("MusterScheduler")
 
-#: Seconds that workers have between SIGTERM, in which engines are destroyed, and SIGKILL.
-_GRACE = 3.0
+#: Seconds that the fork of a worker that somebody else started has until it answers.
+_FORK_SECONDS = 60.0
 _counter = itertools.count()
 #: What every worker needs; AReaL and what it imports come once the environment is complete.
 _PRELOAD = (
     "muster.compat.areal._host",
     "muster.compat.areal._http",
     # AReaL imports it first, and it takes longest.
-    *(("torch",) if _api.INSTALLED and find_spec("torch") is not None else ()),
+    *(("torch",) if INSTALLED and find_spec("torch") is not None else ()),
 )
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
@@ -94,8 +109,8 @@ class MusterScheduler(_api.Scheduler):
         self._logs: RoleLogs | None = None
         self._workers: dict[str, list[WorkerInfo]] = {}
         self._shares: dict[str, list[_pools.Share]] = {}
-        self._clusters: dict[str, list[Cluster]] = {}
         self._colocated_roles: dict[str, str] = {}
+        self._allocated_ports: set[int] = set()
 
     def _default_logs(self) -> Path:
         for name in ("experiment_name", "trial_name", "fileroot"):
@@ -108,15 +123,20 @@ class MusterScheduler(_api.Scheduler):
 
     @property
     def gpu_devices(self) -> list[int]:
-        """The GPUs of a node that workers may get."""
-        if self._devices is None:
-            self._devices = list(range(_pools.count_devices()))
-        return self._devices
+        """The GPUs of a node that workers may get, as CUDA_VISIBLE_DEVICES names them."""
+        if self._devices is not None:
+            return self._devices
+        named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        if all(name.strip().isdigit() for name in named):
+            return [int(name) for name in named]
+        return list(range(self.n_gpus_per_node))
 
     @property
     def n_gpus_per_node(self) -> int:
         """How many GPUs a node has."""
-        return self._per_node or len(self.gpu_devices)
+        if self._per_node is None:
+            self._per_node = len(self._devices) if self._devices else _pools.count_devices()
+        return self._per_node
 
     # --- workers ---------------------------------------------------------
 
@@ -131,12 +151,12 @@ class MusterScheduler(_api.Scheduler):
             raise _api.WorkerCreationError(
                 role, "Invalid configuration", "replicas must be greater than 0"
             )
-        specs = _spread(role, count, list(job.tasks or []))
+        specs = _specs.spread(role, count, list(job.tasks or []))
         strategy = job.scheduling_strategy
         kind = _api.SchedulingStrategyType(strategy.type)
         if kind == _api.SchedulingStrategyType.colocation:
             return self._colocate(role, count, strategy)
-        commands = [_command(role, spec) for spec in specs]
+        commands = [_specs.command(role, spec) for spec in specs]
         per_node = self.n_gpus_per_node if any(spec.gpu for spec in specs) else 0
         shares = _pools.shares(role, specs, per_node, self._chosen)
         self._shares[role] = shares
@@ -184,9 +204,19 @@ class MusterScheduler(_api.Scheduler):
                 role, "Worker group already exists", f"call delete_workers({role!r}) first"
             )
         targets = self._workers[owner]
+        self._check_worker_health(owner)
+        near = [target for target in targets if isinstance(target, Command)]
+        if near:
+            self._fork_beside(role, near, command)
+        else:
+            self._fork_far(role, owner, command)
+        self._colocated_roles[role] = target_role
+        return [info.id for info in self._workers[role]]
+
+    def _fork_beside(self, role: str, targets: list[Command], command: str | None) -> None:
+        """Fork Muster's own workers: a cluster on the same devices."""
         openings = []
         for index, target in enumerate(targets):
-            target.check()
             words = ["python", "-m", command, "--host", target.worker.ip] if command else []
             openings.append(
                 Opening(
@@ -199,14 +229,45 @@ class MusterScheduler(_api.Scheduler):
                 )
             )
         self._start(role, _beside(targets), openings)
-        self._colocated_roles[role] = target_role
-        return [info.id for info in self._workers[role]]
+
+    def _fork_far(self, role: str, target_role: str, command: str | None) -> None:
+        """Fork workers that somebody else started: they are asked to, by HTTP."""
+        infos = self._workers[role] = []
+        try:
+            for index, target in enumerate(self._workers[target_role]):
+                wanted = {"count": len(target.worker.worker_ports)}
+                ports = target.tell("/alloc_ports", wanted)
+                host = ports["host"]
+                words = [sys.executable, "-m", command or _api.NATIVE_COMMANDS[-1], "--host", host]
+                words += self._identity(role, index).arguments(ports["ports"][0])
+                target.tell("/fork", {"role": role, "worker_index": index, "raw_cmd": words})
+                worker = _api.Worker(f"{role}/{index}", host, [str(p) for p in ports["ports"]])
+                devices = self._get_colocated_gpus(target_role, index)
+                log = str(self.log_dir / f"{role}.log")
+                infos.append(WorkerInfo(worker, None, role, devices, 0.0, log, parent=target))
+            self._wait_ready(role, infos, _FORK_SECONDS)
+        except (Again, Refusal, _api.SchedulerError) as error:
+            self._cleanup_workers(self._workers.pop(role))
+            raise _api.WorkerCreationError(role, "Failed to fork", str(error)) from error
+
+    def _get_colocated_gpus(self, target_role: str, worker_idx: int) -> list[int]:
+        """The devices of the worker beside which another one is put."""
+        beside = self._workers.get(target_role)
+        if beside is None:
+            raise _api.WorkerNotFoundError(
+                f"Cannot colocate with role '{target_role}' - role not found"
+            )
+        if worker_idx >= len(beside):
+            raise ValueError(
+                f"Cannot colocate with {target_role}/{worker_idx}: only {len(beside)} workers exist"
+            )
+        return beside[worker_idx].gpu_devices
 
     def _start(self, role: str, shares: list[_pools.Share], openings: list[Opening]) -> None:
         """Make a role's clusters and open its workers; all of them, or none."""
         if self._logs is None:
             self._logs = open_logs(str(self.log_dir))
-        self._clusters[role] = []
+        clusters: list[Cluster] = []
         infos: list[WorkerInfo] = []
         try:
             for number, share in enumerate(shares):
@@ -216,18 +277,50 @@ class MusterScheduler(_api.Scheduler):
                 if self._logs is not None:
                     self._logs.follow(name, role)
                 cluster = self._make(name, share)
-                self._clusters[role].append(cluster)
-                infos += _open(cluster, role, share, openings)
+                clusters.append(cluster)
+                infos += self._open(cluster, role, share, openings)
             self._workers[role] = infos
-            if self.exp_config is not None:
-                self._configure(infos)
+            self._allocated_ports.update(_ports(infos))
+            if self.exp_config is not None:  # all at once: the first thing they do takes longest
+                with ThreadPoolExecutor(len(infos)) as pool:
+                    list(pool.map(self._configure_worker, infos, range(len(infos))))
         except BaseException as error:
             self._workers.pop(role, None)
-            self._end(role)
+            self._end(clusters, self._shares.pop(role, []))
             if isinstance(error, _errors.MusterError):
                 reason = f"{type(error).__name__}: {error.message}"
                 raise _api.WorkerCreationError(role, reason, str(error)) from error
             raise
+
+    def _open(
+        self, cluster: Cluster, role: str, share: _pools.Share, openings: list[Opening]
+    ) -> list[WorkerInfo]:
+        """Give the workers of a cluster their places."""
+        handles = cluster.workers
+        addresses = cluster.worker2nodes
+        share = _pools.Share(
+            share.indices, share.spec, cluster.resource_manager, share.mapping, share.span
+        )
+        started = []
+        for handle, index in zip(handles, share.indices, strict=True):
+            openings[index].address = addresses[handle]
+            started.append(handle.open_worker.remote(openings[index]))
+        infos: list[WorkerInfo] = []
+        log = str(self.log_dir / f"{role}.log")
+        each = len(share.mapping or ()) // len(handles)
+        for place, index in enumerate(share.indices):
+            ports = [str(port) for port in get(started[place])]
+            worker = _api.Worker(
+                id=f"{role}/{index}", ip=openings[index].address, worker_ports=ports
+            )
+            devices = (share.mapping or [])[place * each : (place + 1) * each]
+            kind = Command if openings[index].command else Native  # which says itself where it is
+            if kind is Native and self.experiment_name and self.trial_name:
+                announce(self._identity(role, index), join(worker.ip, int(ports[0])))
+            infos.append(
+                kind(worker, None, role, devices, log_file=log, handle=handles[place], share=share)
+            )
+        return infos
 
     def _make(self, name: str, share: _pools.Share) -> Cluster:
         spec = share.spec
@@ -240,31 +333,28 @@ class MusterScheduler(_api.Scheduler):
             span_nodes=share.span,
             env=env,
             rank_env=True,  # a role may set any variable
-            grace=_GRACE,
-            startup_timeout=max(self.startup_timeout, 1.0),
-            python=_interpreter(spec),
+            grace=GRACE,
+            # AReaL's time is for workers that are there, see get_workers; to import takes longer.
+            startup_timeout=max(self.startup_timeout, 300.0),
+            python=_specs.interpreter(spec),
             preload=_PRELOAD,
             ray="inherit" if deferred else "",
         )
         return Cluster(name, Host, share.pool, config)
 
-    def _configure(self, infos: list[WorkerInfo]) -> None:
-        started = []
-        for rank, info in enumerate(infos):
-            if isinstance(info, Command):
-                self._wait_ready(info.role, [info], self.startup_timeout)
-            started.append(info.configure(self.exp_config, rank))
-        for info, what in zip(infos, started, strict=True):
-            try:
-                info.wait(what)
-            except _errors.WorkerDiedError as error:
-                raise failed(info.id, error) from error
-            except Refusal as error:
-                raise _api.WorkerConfigurationError(
-                    info.id, str(error), str(error.status)
-                ) from error
-            except Exception as error:
-                raise _api.WorkerConfigurationError(info.id, str(error), "500") from error
+    def _configure_worker(self, worker_info: WorkerInfo, worker_rank: int) -> None:
+        """Give a worker the experiment's configuration."""
+        if not isinstance(worker_info, Native):
+            self._wait_ready(worker_info.role, [worker_info], self.startup_timeout)
+        try:
+            worker_info.wait(worker_info.configure(self.exp_config, worker_rank))
+        except _errors.WorkerDiedError as error:
+            raise failed(worker_info.id, error) from error
+        except _api.SchedulerError:
+            raise
+        except Exception as error:
+            status = str(getattr(error, "status", 500))
+            raise _api.WorkerConfigurationError(worker_info.id, str(error), status) from error
 
     def get_workers(self, role: str, timeout: float | None = None) -> list[Any]:
         """The workers of a role, once all can be called; ``timeout`` is for all together."""
@@ -272,21 +362,29 @@ class MusterScheduler(_api.Scheduler):
         if owner is None:
             raise _api.WorkerNotFoundError(role)
         infos = self._workers[owner]
-        for info in infos:
-            info.check()
+        self._check_worker_health(owner)
         self._wait_ready(role, infos, self.startup_timeout if timeout is None else timeout)
         return [info.worker for info in infos]
 
+    def _check_worker_health(self, role: str) -> None:
+        """Raise WorkerFailedError where a process of a role has ended."""
+        for info in self._workers.get(role, []):
+            info.check()
+
+    def _is_worker_ready(self, worker_info: WorkerInfo) -> bool:
+        """Whether a worker answers."""
+        return worker_info.ready()
+
     def _wait_ready(self, role: str, infos: Sequence[WorkerInfo], timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        waiting = [info for info in infos if not info.ready()]
+        waiting = [info for info in infos if not self._is_worker_ready(info)]
         while waiting:
             for info in waiting:
                 info.check()
             if time.monotonic() > deadline:
                 raise _api.WorkerTimeoutError(role, timeout)
             time.sleep(min(self.health_check_interval, max(0.0, deadline - time.monotonic())))
-            waiting = [info for info in waiting if not info.ready()]
+            waiting = [info for info in waiting if not self._is_worker_ready(info)]
 
     def delete_workers(self, role: str | None = None, reverse_order: bool = False) -> None:
         """End a role's workers, or all: engines are destroyed, forks end first. All of a role's
@@ -306,16 +404,30 @@ class MusterScheduler(_api.Scheduler):
         for other in [other for other, of in self._colocated_roles.items() if of == role]:
             self.delete_workers(other)
         self._colocated_roles.pop(role, None)
-        if self._workers.pop(role, None) is not None:
-            self._end(role)
+        infos = self._workers.pop(role, None)
+        if infos is not None:
+            self._cleanup_workers(infos)
+            _pools.release(self._shares.pop(role, []))
 
-    def _end(self, role: str) -> None:
-        """Stop a role's clusters and give back what they were on."""
-        clusters = self._clusters.pop(role, [])
+    def _cleanup_workers(self, workers: list[WorkerInfo]) -> None:
+        """End workers, all at the same time."""
+        self._allocated_ports -= _ports(workers)
+        far = [info for info in workers if not isinstance(info, Command)]
+        near = [info.handle._cluster for info in workers if isinstance(info, Command)]
+        self._end(list(dict.fromkeys(near)), [])
+        for step in (WorkerInfo.end, WorkerInfo.see_off):
+            for info in far:
+                try:
+                    step(info)
+                except Exception as error:
+                    logger.error("%s could not be ended: %s", info.id, error)
+
+    def _end(self, clusters: list[Cluster], shares: list[_pools.Share]) -> None:
+        """Stop clusters and give back what they were on."""
         for cluster in clusters:
             with contextlib.suppress(_errors.MusterError):
                 cluster.shutdown()
-        _pools.release(self._shares.pop(role, []))
+        _pools.release(shares)
         if self._logs is not None and clusters:
             self._logs.drain()
 
@@ -323,8 +435,7 @@ class MusterScheduler(_api.Scheduler):
 
     async def set_worker_env(self, worker_id: str, env: dict[str, str]) -> None:
         """Change the environment of a living worker, for engines and forks to come."""
-        info = self._find(worker_id)
-        info.check()
+        info = self._verify_worker_alive(worker_id)
         if not env:
             return
         try:
@@ -340,8 +451,7 @@ class MusterScheduler(_api.Scheduler):
         self, worker_id: str, engine: str, engine_name: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Make an object of a class, by its import path, in a worker."""
-        info = self._find(worker_id)
-        info.check()
+        info = self._verify_worker_alive(worker_id)
         if not isinstance(engine, str):
             raise _api.EngineCreationError(
                 worker_id, f"Engine must be a string import path, got {type(engine)}"
@@ -366,11 +476,11 @@ class MusterScheduler(_api.Scheduler):
     ) -> Any:
         """Call a method of an engine and wait for its result."""
         info = self._find(worker_id)
-        start = _call(info, method, engine_name, args, kwargs, rpc_meta, http_timeout)
+        call = (engine_name or worker_id, method, args, kwargs, rpc_meta, http_timeout)
         reason = ""
         for attempt in range(1, max_retries + 1):
             try:
-                return info.wait(start())
+                return info.wait(info.call(*call))
             except Exception as error:
                 reason = reason_of(info, method, attempt, error)
             if attempt < max_retries:
@@ -391,11 +501,11 @@ class MusterScheduler(_api.Scheduler):
     ) -> Any:
         """Call a method of an engine and await its result, in any event loop."""
         info = self._find(worker_id)
-        start = _call(info, method, engine_name, args, kwargs, rpc_meta, http_timeout)
+        call = (engine_name or worker_id, method, args, kwargs, rpc_meta, http_timeout)
         reason = ""
         for attempt in range(1, max_retries + 1):
             try:
-                return await info.awaited(start())
+                return await info.awaited(info.call(*call))
             except Exception as error:
                 reason = reason_of(info, method, attempt, error)
             if attempt < max_retries:
@@ -413,12 +523,25 @@ class MusterScheduler(_api.Scheduler):
             role = self._colocated_roles.get(role, role)
         return role if role in self._workers else None
 
-    def _find(self, worker_id: str) -> WorkerInfo:
+    def _find_worker_by_id(self, worker_id: str) -> WorkerInfo | None:
         for infos in self._workers.values():
             for info in infos:
                 if info.id == worker_id:
                     return info
-        raise _api.WorkerNotFoundError(worker_id)
+        return None
+
+    def _find(self, worker_id: str) -> WorkerInfo:
+        info = self._find_worker_by_id(worker_id)
+        if info is None:
+            raise _api.WorkerNotFoundError(worker_id)
+        return info
+
+    def _verify_worker_alive(self, worker_id: str) -> WorkerInfo:
+        info = self._find(worker_id)
+        info.check()
+        return info
+
+    _read_log_tail = staticmethod(read_log_tail)
 
     def _identity(self, role: str, index: int) -> Identity:
         return Identity(
@@ -438,42 +561,7 @@ class MusterScheduler(_api.Scheduler):
             self.delete_workers()
 
 
-def _spread(role: str, count: int, tasks: list[Any]) -> list[Any]:
-    """One need for each worker."""
-    if not tasks:
-        tasks = [_api.default_spec()]
-    if len(tasks) == 1:
-        return tasks * count
-    if len(tasks) != count:
-        raise _api.WorkerCreationError(
-            role,
-            "Invalid configuration",
-            f"schedulings length ({len(tasks)}) must be 1 or equal to replicas ({count})",
-        )
-    return tasks
-
-
-def _command(role: str, spec: Any) -> list[str]:
-    """The server to run in a worker; none where that is AReaL's own, which ours stands for."""
-    words = split(spec.cmd or "")
-    if "--port" in words:
-        raise _api.WorkerCreationError(
-            role,
-            "Custom command should not include --port argument",
-            "the scheduler chooses the port, and tells the command",
-        )
-    return [] if any(word in _api.NATIVE_COMMANDS for word in words) else words
-
-
-def _interpreter(spec: Any) -> str | None:
-    """The Python that a role's command names, unless it is just "python"."""
-    words = split(spec.cmd or "")
-    first = words[0] if words else ""
-    named = "/" in first and Path(first).name.startswith("python")
-    return first if named and any(word in _api.NATIVE_COMMANDS for word in words) else None
-
-
-def _beside(targets: list[WorkerInfo]) -> list[_pools.Share]:
+def _beside(targets: list[Command]) -> list[_pools.Share]:
     """The places of other workers, for forks of them."""
     found: list[_pools.Share] = []
     for target in targets:
@@ -482,40 +570,8 @@ def _beside(targets: list[WorkerInfo]) -> list[_pools.Share]:
     return found
 
 
-def _open(
-    cluster: Cluster, role: str, share: _pools.Share, openings: list[Opening]
-) -> list[WorkerInfo]:
-    """Give the workers of a cluster their places."""
-    handles = cluster.workers
-    addresses = cluster.worker2nodes
-    share = _pools.Share(
-        share.indices, share.spec, cluster.resource_manager, share.mapping, share.span
-    )
-    started = []
-    for handle, index in zip(handles, share.indices, strict=True):
-        openings[index].address = addresses[handle]
-        started.append(handle.open_worker.remote(openings[index]))
-    infos = []
-    for handle, index, ref in zip(handles, share.indices, started, strict=True):
-        ports = [str(port) for port in get(ref)]
-        worker = _api.Worker(id=f"{role}/{index}", ip=openings[index].address, worker_ports=ports)
-        kind = Command if openings[index].command else WorkerInfo
-        infos.append(kind(worker, role, handle, share))
-    return infos
-
-
-def _call(
-    info: WorkerInfo,
-    method: str,
-    engine_name: str | None,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    rpc_meta: Any,
-    timeout: float,
-) -> Callable[[], Any]:
-    """A call that can be started as often as it takes."""
-    name = engine_name or info.id
-    return lambda: info.call(name, method, args, kwargs, rpc_meta, timeout)
+def _ports(infos: list[WorkerInfo]) -> set[int]:
+    return {int(port) for info in infos for port in info.worker.worker_ports}
 
 
 def _pause(
