@@ -11,13 +11,14 @@ from typing import Any
 from ... import _errors
 from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
 from ..._cluster import Cluster as Native
-from ..._handles import BoundMethod
+from ..._handles import BoundMethod, RemoteMethod, WorkerHandle
 from ..._marks import PerRank
 from ..._methods import Method as _Method
 from ..._refs import Ref
 from ..._register import Dispatch
 from ..._worker import RankInfo
 from .. import ray
+from ..ray import _refs, _values
 from . import modes
 from .config import WorkerConfig
 from .proto import DataProto, ObjectRefWrap, rpc_timeout
@@ -70,7 +71,7 @@ class Cluster(Native):
     ) -> list[Any]:
         """Call a method on every rank and wait; lists of world_size are spread over ranks."""
         group = self._group()
-        args, kwargs = spread(group.world, args, kwargs)
+        args, kwargs = spread(group.world, *meant(args, kwargs))
         results: list[Any] = _run(group, group.method(method_name), EVERY_RANK, -1, args, kwargs)
         return results
 
@@ -79,7 +80,7 @@ class Cluster(Native):
     ) -> list[Ref]:
         """Call a method on every rank; a ref for each. Lists of world_size are spread."""
         group = self._group()
-        args, kwargs = spread(group.world, args, kwargs)
+        args, kwargs = spread(group.world, *meant(args, kwargs))
         return group.start_each(group.method(method_name), args, kwargs, None)
 
     def execute_rank_zero_sync(  # type: ignore[override]
@@ -87,19 +88,24 @@ class Cluster(Native):
     ) -> Any:
         """Call a method on rank 0 alone and wait for its result."""
         group = self._group()
-        return _run(group, group.method(method_name), ONE_RANK, 0, args, kwargs)
+        return _run(group, group.method(method_name), ONE_RANK, 0, *meant(args, kwargs))
 
     def execute_rank_zero_async(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
     ) -> Ref:
         """Call a method on rank 0 alone; a ref of its result."""
         group = self._group()
-        return group.start(group.method(method_name), ONE_RANK, 0, args, kwargs, None)
+        return group.start(group.method(method_name), ONE_RANK, 0, *meant(args, kwargs), None)
 
     execute_all = execute_all_async  # type: ignore[assignment]
     execute_rank_zero = execute_rank_zero_async  # type: ignore[assignment]
 
     # --- what it is ------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        """A handle for each worker, by rank."""
+        return [Handle(self, rank) for rank in range(self.world_size)]
 
     def get_rank_info(self, rank: int) -> RankInfo:
         """A rank's place in the parallel layout, as it is now."""
@@ -152,6 +158,28 @@ def _attached(
     return cluster
 
 
+class Handle(WorkerHandle):
+    """One worker: ``handle.method.remote(...)`` as an actor's."""
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        super().__getattr__(name)  # raises for what is none
+        return Remote(self, name)
+
+    def __reduce__(self) -> Any:
+        return Handle, (self._cluster, self.rank)
+
+
+class Remote(RemoteMethod):
+    """A method of one worker; all arguments are the method's own."""
+
+    __slots__ = ()
+
+    def remote(self, *args: Any, **kwargs: Any) -> Ref:
+        """Start the call and return a ref."""
+        group, rank = self._handle._cluster._group(), self._handle.rank
+        return group.start(group.method(self._name), ONE_RANK, rank, *meant(args, kwargs), None)
+
+
 class Method:
     """A registered method of a cluster, called in its mode.
 
@@ -176,7 +204,7 @@ class Method:
         if self._functions is not None and method.cut:
             return self._by_functions(self._functions, args, kwargs, blocking)
         method.check(args, kwargs)
-        args, kwargs = self._prepared(args, kwargs)
+        args, kwargs = self._prepared(*meant(args, kwargs))
         if blocking:
             return _run(group, method, AS_REGISTERED, -1, args, kwargs, rpc_timeout())
         if not method.cut:  # RANK_ZERO: one rank, one ref
@@ -205,11 +233,14 @@ class Method:
         mode = self._method.cut
         if mode == Dispatch.ALL_TO_ALL:
             modes.dispatch_all_to_all(self._cluster, *args, **kwargs)
-        elif mode in modes.BY_ROWS and (args or kwargs):
+            return [values(arg) for arg in args], {k: values(arg) for k, arg in kwargs.items()}
+        if mode in modes.BY_ROWS and (args or kwargs):
             args, kwargs = self._by_rows(mode, args, kwargs)
         return args, kwargs
 
     def _by_rows(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+        args = [_opened(arg) for arg in args]
+        kwargs = {name: _opened(arg) for name, arg in kwargs.items()}
         given = [pair for pair in modes.labelled(args, kwargs) if not isinstance(pair[1], Ref)]
         for label, arg in given:
             # dp_size divides world_size, so that mostly nobody has to be asked for it.
@@ -278,4 +309,44 @@ def spread(world: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argume
 
 
 def _per_rank(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    return [PerRank(arg) for arg in args], {name: PerRank(arg) for name, arg in kwargs.items()}
+    return [PerRank(values(arg)) for arg in args], {
+        name: PerRank(values(arg)) for name, arg in kwargs.items()
+    }
+
+
+# --- refs as arguments -----------------------------------------------------------------------
+
+
+def meant(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments, where one is a ref of `compat.ray`'s: as a call of Muster's takes it."""
+    return [_meant(arg) for arg in args], {name: _meant(arg) for name, arg in kwargs.items()}
+
+
+def _meant(arg: Any) -> Any:
+    if isinstance(arg, Ref) or not isinstance(arg, ray.ObjectRef):
+        return arg
+    if arg._sent:  # its value lies with the keeper
+        return ray.get(arg)
+    found = _refs.passed(arg)
+    return Opened(found) if isinstance(found, _values.Kept) else _values.unboxed(found)
+
+
+def _opened(arg: Any) -> Any:
+    return arg.box.open() if isinstance(arg, Opened) else arg
+
+
+def values(arg: Any) -> Any:
+    """A list of which each rank gets one, with values in the place of refs."""
+    if not any(isinstance(one, ray.ObjectRef) for one in arg):
+        return arg
+    return [ray.get(one) if isinstance(one, ray.ObjectRef) else one for one in arg]
+
+
+class Opened:
+    """A value that was put, on its way: large parts by reference, and open when it arrives."""
+
+    def __init__(self, box: _values.Kept) -> None:
+        self.box = box
+
+    def __reduce__(self) -> Any:
+        return _values.unboxed, (self.box,)

@@ -39,8 +39,10 @@ class Arguments:
         return None
 
 
+#: Strategies that say by their settings how many GPUs a worker has.
+_BY_SETTINGS = ("vllm", "vllm_omni")
 #: Strategies whose workers may have several GPUs each.
-_SEVERAL_GPUS = ("hf_infer", "vllm", "sglang")
+_SEVERAL_GPUS = ("hf_infer", "sglang", *_BY_SETTINGS)
 
 
 @dataclass
@@ -110,7 +112,7 @@ class WorkerConfig(Native):
         name, sizes = _strategy_of(args)
         if name not in _SEVERAL_GPUS and (self.num_gpus_per_worker or 1) > 1:
             self.num_gpus_per_worker = 1
-        if name == "vllm":
+        if name in _BY_SETTINGS:
             tensor, pipeline = (sizes.get(f"{axis}_parallel_size", 1) for axis in _WITHIN)
             self.num_gpus_per_worker = int(tensor) * int(pipeline)
 

@@ -237,6 +237,11 @@ class DataProto:
     def __setitem__(self, name: str, value: Any) -> None:
         self.update({name: value})
 
+    def __delitem__(self, name: str) -> None:
+        self[name]  # or there is none
+        if self.non_tensor_batch.pop(name, None) is None:
+            del self.batch[name]
+
     def update(self, other: Mapping[str, Any]) -> None:
         """Put columns in, each by its type into ``batch`` or ``non_tensor_batch``."""
         for name, value in other.items():
@@ -445,6 +450,20 @@ class DataProto:
             self._batch = batch.to(device)
         self.meta_info = _moved(self.meta_info, device)
         return self
+
+    @classmethod
+    def to_remote(
+        cls, data: DataProto, partition: str = "train_eval", *, ref_data: Any = None
+    ) -> DataProto:
+        """The data itself: what is sent goes by reference as it is."""
+        return data
+
+    def prefetch(self, keys: Any = None) -> None:
+        """Nothing to do: what came lies in the node's memory."""
+
+    @classmethod
+    def drop(cls, data: DataProto) -> None:
+        """Nothing to do: rows go with the last that knows of them."""
 
     def clone(self) -> DataProto:
         """A copy that shares nothing."""
