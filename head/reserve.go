@@ -22,6 +22,10 @@ import (
 // there is no pool.
 const explainBound = 15 * time.Second
 
+// joinLeast is what the agents of a pool that is reserved may take to join, also
+// where the pool itself was to be had at once.
+const joinLeast = 30 * time.Second
+
 // reservePool has the backend reserve a pool within the timeout, and the agents of
 // its nodes join within as long again.
 func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
@@ -33,10 +37,6 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	if h.backendErr != nil {
 		defer h.mu.Unlock()
 		return nil, spec.AsError(h.backendErr)
-	}
-	if req.Node != "" {
-		defer h.mu.Unlock()
-		return nil, spec.Errorf(spec.CodeInvalid, "node=%q: Ray chooses the nodes of a pool; choose among them by labels", req.Node)
 	}
 	h.nextPool++
 	id := h.nextPool
@@ -52,8 +52,9 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	h.fault("granted")
 	nodes, err := h.granted(grant)
 	if err == nil {
-		joining, stop := context.WithTimeout(owner.ctx, timeout)
-		err = h.awaitNodes(joining, nodes, timeout)
+		patience := max(timeout, joinLeast)
+		joining, stop := context.WithTimeout(owner.ctx, patience)
+		err = h.awaitNodes(joining, nodes, patience)
 		stop()
 	}
 	h.mu.Lock()
@@ -82,7 +83,7 @@ func (h *Head) want(id int, req *wire.PoolCreate) backend.Want {
 	}
 	return backend.Want{
 		ID: id, Nodes: req.Nodes, Devices: req.PerNode, CPUs: req.CPUs, Strategy: req.Strategy, Labels: req.Labels,
-		Accelerator: req.Accelerator, Users: users,
+		Accelerator: req.Accelerator, Node: req.Node, Users: users,
 	}
 }
 

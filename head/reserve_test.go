@@ -20,6 +20,7 @@ type reserving struct {
 	mu    sync.Mutex
 	next  [][]string // the nodes of the grants to come
 	held  []int
+	last  backend.Want
 	fits  []int
 	lacks error
 }
@@ -27,6 +28,7 @@ type reserving struct {
 func (b *reserving) Reserve(_ context.Context, want backend.Want) (backend.Grant, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.last = want
 	if len(b.next) == 0 {
 		return backend.Grant{}, spec.Errorf(spec.CodeResources, "nothing is left")
 	}
@@ -48,6 +50,14 @@ func (b *reserving) Reserve(_ context.Context, want backend.Want) (backend.Grant
 
 func (b *reserving) Look(_ context.Context, want backend.Want) (backend.Outlook, error) {
 	return backend.Outlook{Waits: true, Text: "pool 1 (" + want.Users[1] + ") holds all"}, nil
+}
+
+func (b *reserving) Census(context.Context) ([]spec.Node, error) {
+	all := make([]spec.Node, 3)
+	for i := range all {
+		all[i] = spec.Node{Name: "node-" + strconv.Itoa(i), Cores: 7, Devices: make([]spec.Device, 4)}
+	}
+	return all, nil
 }
 
 func (b *reserving) Release(_ context.Context, id int) error {
