@@ -35,7 +35,13 @@ type Reserver interface {
 
 	// Fit has a node that was launched get what a runtime names and it lacks, and
 	// returns the runtime as it is there. The error names node and path.
-	Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runtime, error)
+	Fit(ctx context.Context, node int, rt spec.Runtime) (Fitted, error)
+}
+
+// Fitted is a runtime as it is on a node.
+type Fitted struct {
+	spec.Runtime
+	Moved map[string]string // by where they are there: paths of the controller's machine
 }
 
 // Want is what a pool needs.

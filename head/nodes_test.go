@@ -100,3 +100,21 @@ func wantStates(t *testing.T, got []string, want ...string) {
 }
 
 var _ backend.Reserver = (*reserving)(nil)
+
+// A worker names paths as they are on its node, where they may have been shipped
+// to: what it makes is started from where they came from.
+func TestWhatAWorkerNamesIsFoundWhereItCameFrom(t *testing.T) {
+	r, b := newReserving(t, []string{"node-1"})
+	b.mu.Lock()
+	b.moved = map[string]string{"/cache/ab": "/home/me"}
+	b.mu.Unlock()
+	var p spec.Pool
+	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 2, Nodes: 1, Timeout: 10}, &p))
+	info, err := r.create(r.owner, p.ID, "a", 0, func(s *spec.Cluster) { s.MappingText, s.Runtime.Dir = "0", "/home/me/work" })
+	must(t, err)
+	_, err = r.create(r.inside(r.worker(info.Workers[0].Name)), p.ID, "b", 0, func(s *spec.Cluster) { s.MappingText, s.Runtime.Dir = "1", "/cache/ab/work" })
+	must(t, err)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wantStates(t, b.dirs, "/home/me/work", "/home/me/work")
+}

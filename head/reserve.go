@@ -3,6 +3,7 @@ package head
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -331,14 +332,34 @@ func (h *Head) checkReserved(ctx context.Context, id int) {
 // startOn has an agent start workers, once its node has what their runtime names.
 func (h *Head) startOn(ctx context.Context, n *node, s *wire.Start) error {
 	if r := h.launcher.reserver; r != nil {
-		rt, err := r.Fit(ctx, n.index, s.Runtime)
+		fitted, err := r.Fit(ctx, n.index, s.Runtime)
 		if err != nil {
 			e := *spec.AsError(err)
 			e.Node = n.name
 			return &e
 		}
-		s.Runtime, s.Setup.Main = rt, rt.Main
+		n.took(fitted.Moved)
+		s.Runtime, s.Setup.Main = fitted.Runtime, fitted.Main
 	}
 	s.Runtime = s.Runtime.InFront()
 	return n.ask(ctx, "start", s, &wire.Empty{})
+}
+
+// took takes note of what a node got, so that what its workers name by where it is
+// there can be found for other nodes.
+func (n *node) took(moved map[string]string) {
+	if len(moved) == 0 {
+		return
+	}
+	h := n.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := len(n.moved)
+	if n.moved == nil {
+		n.moved = map[string]string{}
+	}
+	maps.Copy(n.moved, moved)
+	if len(n.moved) > before {
+		h.noteNodeLocked(n, 0)
+	}
 }

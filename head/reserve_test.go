@@ -21,6 +21,8 @@ type reserving struct {
 	next  [][]string // the nodes of the grants to come
 	held  []int
 	last  backend.Want
+	dirs  []string
+	moved map[string]string
 	fits  []int
 	lacks error
 }
@@ -73,11 +75,12 @@ func (b *reserving) Kept(context.Context) ([]int, error) {
 	return slices.Clone(b.held), nil
 }
 
-func (b *reserving) Fit(_ context.Context, node int, rt spec.Runtime) (spec.Runtime, error) {
+func (b *reserving) Fit(_ context.Context, node int, rt spec.Runtime) (backend.Fitted, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.fits = append(b.fits, node)
-	return rt, b.lacks
+	b.dirs = append(b.dirs, rt.Dir)
+	return backend.Fitted{Runtime: rt, Moved: b.moved}, b.lacks
 }
 
 func newReserving(t *testing.T, next ...[]string) (*rig, *reserving) {

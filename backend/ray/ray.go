@@ -284,13 +284,13 @@ func (b *Backend) Kept(ctx context.Context) ([]int, error) {
 
 // Fit has the bridge ship what a node lacks, and Ray set up what a runtime_env
 // names. This machine lacks nothing that the script did not lack.
-func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runtime, error) {
+func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (backend.Fitted, error) {
 	b.mu.Lock()
 	a := b.agents[node]
 	b.mu.Unlock()
 	program := len(rt.Command) > 0
 	if rt.Python == "" && !program || a == nil && rt.RuntimeEnv == "" {
-		return rt, nil
+		return backend.Fitted{Runtime: rt}, nil
 	}
 	asked := runtime{Dir: rt.Dir}
 	if program {
@@ -306,11 +306,11 @@ func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runt
 	if a != nil {
 		br = a.bridge
 	} else if br, err = b.reach(ctx); err != nil {
-		return rt, err
+		return backend.Fitted{Runtime: rt}, err
 	}
 	var got runtime
 	if err := br.ask(ctx, "fit", map[string]any{"node": node, "runtime": asked}, &got, nil); err != nil {
-		return rt, err
+		return backend.Fitted{Runtime: rt}, err
 	}
 	rt.Dir, rt.RuntimeEnv = got.Dir, ""
 	if program {
@@ -325,7 +325,7 @@ func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runt
 		env["PATH"] = strings.Join(slices.DeleteFunc(append(got.Path, env["PATH"]), func(p string) bool { return p == "" }), ":")
 		rt.Env = env
 	}
-	return rt, nil
+	return backend.Fitted{Runtime: rt, Moved: got.Moved}, nil
 }
 
 // runtime is what of a spec.Runtime differs from node to node.
@@ -340,6 +340,7 @@ type runtime struct {
 	RuntimeEnv json.RawMessage   `json:"runtime_env,omitempty"`
 	Env        map[string]string `json:"env,omitempty"`  // variables that it has there, beyond the controller's
 	Path       []string          `json:"path,omitempty"` // folders in front of PATH
+	Moved      map[string]string `json:"moved,omitempty"`
 }
 
 // Close has the bridge leave Ray, with all that it has there.

@@ -241,6 +241,35 @@ def test_a_workers_program_is_shipped_where_it_is_not_the_same(
         assert shipping.program(there, there, left) == left
 
 
+def test_what_is_shipped_is_told_with_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("x = 1\n")
+    there = Here(remote.Agent())
+    # The node has neither the folder nor the script, the rest of its paths it has.
+    monkeypatch.setattr(
+        remote.Agent, "lacking", lambda _, paths: [p for p in paths if p.startswith(str(work))]
+    )
+    monkeypatch.setattr(remote.Agent, "same", lambda *_: False)
+    runtime = {
+        "python": "/bin/sh",
+        "package": "",
+        "dir": str(work),
+        "main": str(work / "train.py"),
+        "sys_path": [str(work), "/usr"],
+        "modules": [],
+        "program": "",
+    }
+    fitted = shipping.fit(there, there, "n", runtime, shipping.Packer())
+    assert fitted["dir"].startswith(str(tmp_path / "cache"))
+    assert fitted["main"] == os.path.join(fitted["dir"], "train.py")
+    assert fitted["moved"][fitted["dir"]] == str(work)
+    assert set(fitted["moved"].values()) == {str(work), str(work / "train.py")}
+
+
 def test_one_node_is_chosen_by_its_name() -> None:
     there = [node("10.0.0.1", here=True), node("10.0.0.2")]
     asked = want(nodes=1, node="10.0.0.2")

@@ -136,7 +136,9 @@ def fit(
         # What is there in the place of its folder is another's.
         lacking |= {script} | ({os.path.dirname(script)} & {folder, *searched})
     fitted = dict(runtime)
-    fitted["program"] = program(ray, actor, runtime.get("program") or "")
+    exe = runtime.get("program") or ""
+    fitted["program"] = program(ray, actor, exe)
+    fitted["moved"] = {fitted["program"]: exe} if fitted["program"] != exe else {}
     if not lacking:
         return fitted
     if python in lacking:
@@ -168,6 +170,10 @@ def fit(
         )
 
     where = {path: moved(path) for path in sorted(lacking - {python})}
+    # So that what a worker there names can be found here.
+    fitted["moved"] |= {place: path for path, place in where.items() if place}
+    if python in lacking:
+        fitted["moved"][fitted["python"]] = python
     fitted["package"] = where.get(package, package)
     fitted["dir"] = where.get(folder, folder)
     if folder and not fitted["dir"]:
