@@ -222,8 +222,8 @@ def nodes() -> list[dict[str, Any]]:
     state "joining". Else it is "up", "suspect", "away" or "lost"; and "unused" for a node of a
     Ray cluster that no pool has had yet, of which only what Ray counts is known.
     """
-    session = _context.session()
     told = _context.connection("nodes()").request("nodes", {"wait_s": _JOINING_PATIENCE})
+    session = _context.session()  # which that may have made
     identity = _worker._identity
     own = session.welcome.get("store_node", 0) if session is not None else None
     return [
