@@ -39,13 +39,23 @@ type Options struct {
 	// $MUSTER_BINARY, then PATH.
 	Binary string
 	// Python is the interpreter of clusters of Python classes; it needs the
-	// muster package. Default: $MUSTER_PYTHON, then python3 on PATH.
+	// muster package, and ray with MUSTER_BACKEND=ray. Default: $MUSTER_PYTHON,
+	// then python3 on PATH.
 	Python string
 	// Log gets the workers' output, each line with its worker's name. Default:
 	// os.Stderr; io.Discard for none. It is written to by one goroutine.
 	Log io.Writer
 	// Progress, where set, is told how far starts are, by the same goroutine.
 	Progress func(Progress)
+}
+
+// bridge is what the head is told for the case that nodes come from Ray: the
+// interpreter that speaks to it.
+func (o Options) bridge() []string {
+	if o.Python == "" {
+		return nil // it looks at MUSTER_PYTHON itself
+	}
+	return []string{"--python", o.Python}
 }
 
 // Progress is how far a cluster or pool is.
@@ -104,7 +114,7 @@ func embed(ctx context.Context, options Options) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	head, nc, err := startHead(binary)
+	head, nc, err := startHead(binary, options.bridge()...)
 	if err != nil {
 		return nil, err
 	}

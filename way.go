@@ -88,7 +88,7 @@ func (s *Session) restart(ctx context.Context) error {
 			return fmt.Errorf("it was started anew %d times within %v, and ended each time", maxRestarts, restartWindow)
 		}
 		s.restarts = append(s.restarts, now)
-		next, nc, err := startHead(s.binary, "--resume", s.name)
+		next, nc, err := startHead(s.binary, append(s.options.bridge(), "--resume", s.name)...)
 		if err != nil {
 			return err
 		}

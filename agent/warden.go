@@ -110,7 +110,7 @@ func Warden() int {
 		removeDir(join)
 	}
 	if exit.Signal != "" { // else it has told by itself
-		fmt.Fprintf(os.Stderr, "muster warden: the agent of node %s ended: %v\n", join.Name, exit)
+		fmt.Fprintf(os.Stderr, "muster warden: its agent was %v\n", exit)
 	}
 	return exit.Shell()
 }

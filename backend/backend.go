@@ -45,7 +45,8 @@ type Agent interface {
 	// Done is closed exactly once: when nothing that the agent started, nor the
 	// agent itself, is left.
 	Done() <-chan struct{}
-	// Err is what ended the agent; nil after an orderly end. Only after Done.
+	// Err is what ended the agent, in words that follow its name; nil after an
+	// orderly end. Only after Done.
 	Err() error
 	// Kill ends the agent and all below it at once. It may be called at any
 	// time, any number of times.

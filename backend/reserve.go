@@ -22,6 +22,10 @@ type Reserver interface {
 	// Look says whether want could be had, and why not, without holding anything.
 	Look(ctx context.Context, want Want) (Outlook, error)
 
+	// Census is the nodes that there are, in the order of Nodes, as far as the
+	// backend knows them itself: name, address, cores, memory, and how many devices.
+	Census(ctx context.Context) ([]spec.Node, error)
+
 	// Release gives a reservation back. One that is not there is no error.
 	Release(ctx context.Context, id int) error
 
@@ -31,7 +35,13 @@ type Reserver interface {
 
 	// Fit has a node that was launched get what a runtime names and it lacks, and
 	// returns the runtime as it is there. The error names node and path.
-	Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runtime, error)
+	Fit(ctx context.Context, node int, rt spec.Runtime) (Fitted, error)
+}
+
+// Fitted is a runtime as it is on a node.
+type Fitted struct {
+	spec.Runtime
+	Moved map[string]string // by where they are there: paths of the controller's machine
 }
 
 // Want is what a pool needs.
@@ -43,6 +53,7 @@ type Want struct {
 	Strategy    string            `json:"strategy,omitempty"` // as Ray has them; "": nodes apart
 	Labels      map[string]string `json:"labels,omitempty"`
 	Accelerator string            `json:"accelerator,omitempty"` // a type, as "H100"
+	Node        string            `json:"node,omitempty"`        // the one that will do, by its name; "": any
 	Users       map[int]string    `json:"users,omitempty"`       // of the session's other pools: their clusters, by ID
 	Patience    time.Duration     `json:"-"`                     // for nodes to be added
 	// Tell, where not nil, hears why it waits.

@@ -29,7 +29,7 @@ type provider struct {
 func (s *provider) flags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.backend, "backend", os.Getenv("MUSTER_BACKEND"), "where nodes come from: local (this machine) or ray")
 	cmd.Flags().StringVar(&s.address, "ray-address", "", "of Ray's GCS, as 10.0.0.1:6379; by default RAY_ADDRESS, or the Ray of this machine")
-	cmd.Flags().StringVar(&s.python, "python", "", "an interpreter that has ray; by default python3")
+	cmd.Flags().StringVar(&s.python, "python", os.Getenv("MUSTER_PYTHON"), "an interpreter that has ray; by default MUSTER_PYTHON, then python3")
 	cmd.Flags().StringVar(&s.pkg, "package", "", "the folder that has the package muster")
 	_ = cmd.Flags().MarkHidden("package")
 }
@@ -68,13 +68,9 @@ func (n *nodes) give(v spec.Virtual, virtual bool) (backend.Backend, error) {
 	if v.Net || v.Relay {
 		return nil, spec.Errorf(spec.CodeInvalid, "virtual=%q: nodes of Ray join over the network by themselves; say NODESxGPUS alone", v.String())
 	}
-	python := n.python
-	if python == "" {
-		found, err := exec.LookPath("python3")
-		if err != nil {
-			return nil, fmt.Errorf("the bridge to Ray needs an interpreter that has ray: %w; name one by --python", err)
-		}
-		python = found
+	python, err := exec.LookPath(cmp.Or(n.python, "python3"))
+	if err != nil {
+		return nil, spec.Errorf(spec.CodeInvalid, "the bridge to Ray needs an interpreter that has ray: %v; name one by --python or MUSTER_PYTHON", err)
 	}
 	b, err := ray.New(n.reaper, ray.Options{
 		Address: n.address, Session: n.place.Name, Dir: n.place.Dir, LogDir: n.place.LogDir,

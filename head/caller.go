@@ -204,6 +204,12 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 		return orError(h.plan(&req))
 	case "status":
 		return h.status(), nil
+	case "nodes":
+		var req wire.NodesRequest
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return orError(h.allNodes(c.ctx, &req))
 	case "service.list":
 		return h.services(), nil
 	case "store":

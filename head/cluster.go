@@ -94,6 +94,9 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if owner.worker != nil {
+		s.Runtime = s.Runtime.Back(owner.worker.node.moved)
+	}
 	if h.isOver {
 		return nil, nil, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
 	}

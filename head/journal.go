@@ -59,7 +59,7 @@ func (h *Head) noteNodeLocked(n *node, pid int) {
 	}
 	warden := n.agent.Handle()
 	h.opts.Journal.Put(&journal.Node{
-		Index: n.index, Name: n.name,
+		Index: n.index, Name: n.name, Moved: n.moved,
 		Warden: journal.Process{Pid: warden.Pid, Started: warden.Started}, Agent: journal.Process{Pid: n.pid},
 	})
 }

@@ -35,6 +35,8 @@ type node struct {
 	idle    bool   // no pool has it, and it stays for what lies in its store
 	address string // where others reach it, if its backend says so
 
+	moved map[string]string // what was shipped there, see backend.Fitted
+
 	launched time.Time // when its agent was
 
 	far     bool // its agent came over the network

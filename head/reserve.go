@@ -3,6 +3,7 @@ package head
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,6 +23,10 @@ import (
 // there is no pool.
 const explainBound = 15 * time.Second
 
+// joinLeast is what the agents of a pool that is reserved may take to join, also
+// where the pool itself was to be had at once.
+const joinLeast = 30 * time.Second
+
 // reservePool has the backend reserve a pool within the timeout, and the agents of
 // its nodes join within as long again.
 func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
@@ -33,10 +38,6 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	if h.backendErr != nil {
 		defer h.mu.Unlock()
 		return nil, spec.AsError(h.backendErr)
-	}
-	if req.Node != "" {
-		defer h.mu.Unlock()
-		return nil, spec.Errorf(spec.CodeInvalid, "node=%q: Ray chooses the nodes of a pool; choose among them by labels", req.Node)
 	}
 	h.nextPool++
 	id := h.nextPool
@@ -52,8 +53,9 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	h.fault("granted")
 	nodes, err := h.granted(grant)
 	if err == nil {
-		joining, stop := context.WithTimeout(owner.ctx, timeout)
-		err = h.awaitNodes(joining, nodes, timeout)
+		patience := max(timeout, joinLeast)
+		joining, stop := context.WithTimeout(owner.ctx, patience)
+		err = h.awaitNodes(joining, nodes, patience)
 		stop()
 	}
 	h.mu.Lock()
@@ -82,7 +84,7 @@ func (h *Head) want(id int, req *wire.PoolCreate) backend.Want {
 	}
 	return backend.Want{
 		ID: id, Nodes: req.Nodes, Devices: req.PerNode, CPUs: req.CPUs, Strategy: req.Strategy, Labels: req.Labels,
-		Accelerator: req.Accelerator, Users: users,
+		Accelerator: req.Accelerator, Node: req.Node, Users: users,
 	}
 }
 
@@ -330,14 +332,34 @@ func (h *Head) checkReserved(ctx context.Context, id int) {
 // startOn has an agent start workers, once its node has what their runtime names.
 func (h *Head) startOn(ctx context.Context, n *node, s *wire.Start) error {
 	if r := h.launcher.reserver; r != nil {
-		rt, err := r.Fit(ctx, n.index, s.Runtime)
+		fitted, err := r.Fit(ctx, n.index, s.Runtime)
 		if err != nil {
 			e := *spec.AsError(err)
 			e.Node = n.name
 			return &e
 		}
-		s.Runtime, s.Setup.Main = rt, rt.Main
+		n.took(fitted.Moved)
+		s.Runtime, s.Setup.Main = fitted.Runtime, fitted.Main
 	}
 	s.Runtime = s.Runtime.InFront()
 	return n.ask(ctx, "start", s, &wire.Empty{})
+}
+
+// took takes note of what a node got, so that what its workers name by where it is
+// there can be found for other nodes.
+func (n *node) took(moved map[string]string) {
+	if len(moved) == 0 {
+		return
+	}
+	h := n.h
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before := len(n.moved)
+	if n.moved == nil {
+		n.moved = map[string]string{}
+	}
+	maps.Copy(n.moved, moved)
+	if len(n.moved) > before {
+		h.noteNodeLocked(n, 0)
+	}
 }

@@ -20,6 +20,9 @@ type reserving struct {
 	mu    sync.Mutex
 	next  [][]string // the nodes of the grants to come
 	held  []int
+	last  backend.Want
+	dirs  []string
+	moved map[string]string
 	fits  []int
 	lacks error
 }
@@ -27,6 +30,7 @@ type reserving struct {
 func (b *reserving) Reserve(_ context.Context, want backend.Want) (backend.Grant, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.last = want
 	if len(b.next) == 0 {
 		return backend.Grant{}, spec.Errorf(spec.CodeResources, "nothing is left")
 	}
@@ -50,6 +54,14 @@ func (b *reserving) Look(_ context.Context, want backend.Want) (backend.Outlook,
 	return backend.Outlook{Waits: true, Text: "pool 1 (" + want.Users[1] + ") holds all"}, nil
 }
 
+func (b *reserving) Census(context.Context) ([]spec.Node, error) {
+	all := make([]spec.Node, 3)
+	for i := range all {
+		all[i] = spec.Node{Name: "node-" + strconv.Itoa(i), Cores: 7, Devices: make([]spec.Device, 4)}
+	}
+	return all, nil
+}
+
 func (b *reserving) Release(_ context.Context, id int) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -63,11 +75,12 @@ func (b *reserving) Kept(context.Context) ([]int, error) {
 	return slices.Clone(b.held), nil
 }
 
-func (b *reserving) Fit(_ context.Context, node int, rt spec.Runtime) (spec.Runtime, error) {
+func (b *reserving) Fit(_ context.Context, node int, rt spec.Runtime) (backend.Fitted, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.fits = append(b.fits, node)
-	return rt, b.lacks
+	b.dirs = append(b.dirs, rt.Dir)
+	return backend.Fitted{Runtime: rt, Moved: b.moved}, b.lacks
 }
 
 func newReserving(t *testing.T, next ...[]string) (*rig, *reserving) {

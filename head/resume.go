@@ -83,6 +83,7 @@ func (h *Head) restore(s *journal.State) error {
 		}
 		n := newNode(h, kept.Index, kept.Name)
 		n.handle = &backend.Handle{Pid: kept.Warden.Pid, Started: kept.Warden.Started}
+		n.moved = kept.Moved
 		h.nodes = append(h.nodes, n)
 		r.nodes[n] = true
 	}

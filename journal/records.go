@@ -41,6 +41,8 @@ type Node struct {
 	Name   string  `msg:"name"`
 	Warden Process `msg:"warden"` // what the backend needs to take it over
 	Agent  Process `msg:"agent"`  // once it has joined
+
+	Moved map[string]string `msg:"moved"` // what was shipped there: by its place, where it is from
 }
 
 // Caller is a controller that has not left.

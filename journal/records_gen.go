@@ -754,9 +754,9 @@ func (z *Meta) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 4
+	// map header, size 5
 	// string "index"
-	o = append(o, 0x84, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
+	o = append(o, 0x85, 0xa5, 0x69, 0x6e, 0x64, 0x65, 0x78)
 	o = msgp.AppendInt(o, z.Index)
 	// string "name"
 	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
@@ -779,6 +779,13 @@ func (z *Node) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "started"
 	o = append(o, 0xa7, 0x73, 0x74, 0x61, 0x72, 0x74, 0x65, 0x64)
 	o = msgp.AppendUint64(o, z.Agent.Started)
+	// string "moved"
+	o = append(o, 0xa5, 0x6d, 0x6f, 0x76, 0x65, 0x64)
+	o = msgp.AppendMapHeader(o, uint32(len(z.Moved)))
+	for za0001, za0002 := range z.Moved {
+		o = msgp.AppendString(o, za0001)
+		o = msgp.AppendString(o, za0002)
+	}
 	return
 }
 
@@ -882,6 +889,34 @@ func (z *Node) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					}
 				}
 			}
+		case "moved":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadMapHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Moved")
+				return
+			}
+			if z.Moved == nil {
+				z.Moved = make(map[string]string, zb0004)
+			} else if len(z.Moved) > 0 {
+				clear(z.Moved)
+			}
+			for zb0004 > 0 {
+				var za0002 string
+				zb0004--
+				var za0001 string
+				za0001, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Moved")
+					return
+				}
+				za0002, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Moved", za0001)
+					return
+				}
+				z.Moved[za0001] = za0002
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -896,7 +931,13 @@ func (z *Node) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Node) Msgsize() (s int) {
-	s = 1 + 6 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Name) + 7 + 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size + 6 + 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size
+	s = 1 + 6 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Name) + 7 + 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size + 6 + 1 + 4 + msgp.IntSize + 8 + msgp.Uint64Size + 6 + msgp.MapHeaderSize
+	if z.Moved != nil {
+		for za0001, za0002 := range z.Moved {
+			_ = za0002
+			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
+		}
+	}
 	return
 }
 

@@ -100,6 +100,37 @@ type Runtime struct {
 	Modules []string `msg:"modules,omitempty"`
 }
 
+// Back is a runtime that a worker has told, with the paths of the controller's
+// machine: moved has them by where they are on the worker's node, files and folders.
+func (r Runtime) Back(moved map[string]string) Runtime {
+	if len(moved) == 0 {
+		return r
+	}
+	back := func(told string) string {
+		for at := told; ; at = path.Dir(at) {
+			if from, ok := moved[at]; ok {
+				return from + told[len(at):]
+			}
+			if at == path.Dir(at) {
+				return told
+			}
+		}
+	}
+	all := func(paths []string) []string {
+		found := make([]string, len(paths))
+		for i, told := range paths {
+			found[i] = back(told)
+		}
+		return found
+	}
+	r.Python, r.Package, r.Dir, r.Main.Path = back(r.Python), back(r.Package), back(r.Dir), back(r.Main.Path)
+	r.SysPath, r.Modules = all(r.SysPath), all(r.Modules)
+	if len(r.Command) > 0 {
+		r.Command = append([]string{back(r.Command[0])}, r.Command[1:]...)
+	}
+	return r
+}
+
 // InFront is the runtime with its Modules found by SysPath.
 func (r Runtime) InFront() Runtime {
 	front := make([]string, 0, len(r.Modules)+len(r.SysPath))

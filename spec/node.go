@@ -5,7 +5,7 @@ type Device struct {
 	Index   int    `msg:"index"`   // node-local number, what CUDA_VISIBLE_DEVICES takes unless Visible is set
 	ID      string `msg:"id"`      // UUID where there is one
 	Visible string `msg:"visible"` // what goes into the variable instead of the number: a UUID, where no number names the device
-	Kind    string `msg:"kind"`    // "nvidia", "amd", "ascend", "virtual"
+	Kind    string `msg:"kind"`    // "nvidia", "amd", "ascend", "virtual"; "gpu" where only their number is known
 	Name    string `msg:"name"`
 	Memory  uint64 `msg:"memory"` // bytes, 0 if not known
 }

@@ -43,9 +43,11 @@
 // (stale). Nobody has a view of it then.
 //
 // An object of another node is had as a copy: room for all of it, and those of its
-// chunks that were needed. The first chunk brings the size; the rest comes when
-// somebody opens all of it, or needs bytes of it. The head says whom to ask, and
-// that may be a store that has a copy itself, or is getting one: chunks are passed
+// chunks that were needed. (Room for these alone would not do: readers map segments
+// whole, a device that registers one takes every page of it, behind the accounting,
+// and a segment with holes is of no use to the next object.) The first chunk brings
+// the size; the rest comes when somebody opens all of it, or needs bytes of it. The
+// head says whom to ask, and that may be a store that has a copy itself, or is getting one: chunks are passed
 // on as they arrive. A copy is sealed from the beginning; instead of being spilled
 // it is given up.
 //

@@ -276,12 +276,24 @@ type Status struct {
 // NodeInfo is a node and how it is.
 type NodeInfo struct {
 	Node      spec.Node `msg:"node"`
-	State     string    `msg:"state"` // "joining", "up", "suspect", "away", "lost"
+	State     string    `msg:"state"` // "joining", "up", "suspect", "away", "lost"; in Nodes "unused" as well
 	Why       string    `msg:"why"`
 	Load      Load      `msg:"load"`
 	Far       bool      `msg:"far"`      // it joined over the network
 	SilentSec float64   `msg:"silent_s"` // how long nothing has come from it; of a far one
 	TripSec   float64   `msg:"trip_s"`   // how long its machine takes to answer; of a far one
+}
+
+// NodesRequest (verb nodes) is answered by Nodes, once the nodes have joined that
+// are starting, or so many seconds are over.
+type NodesRequest struct {
+	WaitSec float64 `msg:"wait_s"`
+}
+
+// Nodes is the nodes that are to be had: those of the session, and, as "unused" and
+// with an index of -1, those of a backend's where no pool has needed an agent.
+type Nodes struct {
+	Nodes []NodeInfo `msg:"nodes"`
 }
 
 // CallInfo is a call that is under way.

@@ -36,7 +36,7 @@ func (b *Backend) Adopt(_ context.Context, join backend.Join, handle backend.Han
 		watch.Close()
 		return nil, backend.ErrGone // the number is another's now
 	}
-	a := &adopted{name: join.Name, dir: join.Dir, handle: handle, watch: watch, done: make(chan struct{})}
+	a := &adopted{dir: join.Dir, handle: handle, watch: watch, done: make(chan struct{})}
 	a.output = filepath.Join(join.LogDir, fmt.Sprintf("agent-%d.log", join.Node))
 	if info, err := os.Stat(a.output); err == nil {
 		a.said = info.Size()
@@ -47,7 +47,6 @@ func (b *Backend) Adopt(_ context.Context, join backend.Join, handle backend.Han
 
 // adopted is a warden that another head started, and all below it.
 type adopted struct {
-	name   string
 	dir    string
 	handle backend.Handle
 	watch  *process.Watch
@@ -64,7 +63,7 @@ func (a *adopted) wait() {
 	session.EndStrays(a.dir) // what a killed warden had falls to nobody here
 	info, err := os.Stat(a.output)
 	if complained := err == nil && info.Size() > a.said; complained || a.killed.Load() {
-		a.err = fmt.Errorf("the agent of %s ended%s", a.name, lastLine(a.output))
+		a.err = fmt.Errorf("it ended%s", lastLine(a.output))
 	}
 	close(a.done)
 }

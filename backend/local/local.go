@@ -99,7 +99,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 	if err != nil {
 		return nil, launchError(join, err)
 	}
-	a := &agent{name: join.Name, child: child, reaper: b.reaper, output: path, done: make(chan struct{})}
+	a := &agent{child: child, reaper: b.reaper, output: path, done: make(chan struct{})}
 	a.handle.Pid = child.Pid()
 	if e, err := process.Read(child.Pid()); err == nil {
 		a.handle.Started = e.Started
@@ -147,7 +147,6 @@ func openOutput(join backend.Join) (*os.File, string) {
 
 // agent is a warden that was started, and all below it.
 type agent struct {
-	name   string
 	child  *process.Child
 	reaper *process.Reaper
 	handle backend.Handle
@@ -164,7 +163,7 @@ func (a *agent) watch() {
 	defer cancel()
 	left := a.reaper.Clear(ctx)
 	if exit := a.child.Exit(); exit != (process.Exit{}) || left != nil {
-		a.err = fmt.Errorf("the agent of %s ended: %v%s", a.name, exit, lastLine(a.output))
+		a.err = fmt.Errorf("%v%s", exit, lastLine(a.output))
 		if left != nil {
 			a.err = fmt.Errorf("%w; %w", a.err, left)
 		}

@@ -3,7 +3,6 @@ package ray
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 
 	"github.com/muster-rl/muster/backend"
@@ -13,7 +12,6 @@ import (
 type agent struct {
 	b      *Backend
 	node   int
-	name   string
 	handle backend.Handle
 	bridge *bridge
 	done   chan struct{}
@@ -24,8 +22,8 @@ type agent struct {
 	err    error
 }
 
-func newAgent(b *Backend, node int, name string, via *bridge) *agent {
-	return &agent{b: b, node: node, name: name, bridge: via, done: make(chan struct{})}
+func newAgent(b *Backend, node int, via *bridge) *agent {
+	return &agent{b: b, node: node, bridge: via, done: make(chan struct{})}
 }
 
 // watch ends the agent with its bridge: Ray ends the bridge's actors, and they
@@ -46,7 +44,7 @@ func (a *agent) end(why string) {
 			why = "it was killed"
 		}
 		if why != "" {
-			a.err = fmt.Errorf("the agent of %s ended: %s", a.name, why)
+			a.err = errors.New(why)
 		}
 		a.mu.Unlock()
 		close(a.done)

@@ -101,6 +101,9 @@ type node struct {
 	Name    string `json:"name"`
 	Address string `json:"address"`
 	Here    bool   `json:"here"`
+	Cores   int    `json:"cores"`
+	Memory  uint64 `json:"memory"`
+	GPUs    int    `json:"gpus"`
 }
 
 func (b *Backend) list(ctx context.Context) ([]node, error) {
@@ -159,7 +162,7 @@ func (b *Backend) Launch(ctx context.Context, join backend.Join) (backend.Agent,
 		return nil, err
 	}
 	join.Relay = true // its workers cannot reach the head
-	a := newAgent(b, join.Node, join.Name, br)
+	a := newAgent(b, join.Node, br)
 	b.mu.Lock()
 	b.agents[join.Node] = a
 	b.mu.Unlock()
@@ -200,7 +203,7 @@ func (b *Backend) Adopt(ctx context.Context, join backend.Join, handle backend.H
 		b.mu.Lock()
 		a := b.agents[join.Node]
 		if a == nil || a.bridge != br {
-			a = newAgent(b, join.Node, join.Name, br)
+			a = newAgent(b, join.Node, br)
 			a.handle = handle
 			b.agents[join.Node] = a
 			go a.watch()
@@ -241,6 +244,22 @@ func (b *Backend) Look(ctx context.Context, want backend.Want) (backend.Outlook,
 	return outlook, err
 }
 
+// Census tells the nodes of Ray that are alive, with what Ray counts on them.
+func (b *Backend) Census(ctx context.Context) ([]spec.Node, error) {
+	nodes, err := b.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]spec.Node, len(nodes))
+	for i, n := range nodes {
+		all[i] = spec.Node{Name: n.Name, Address: n.Address, Cores: n.Cores, Memory: n.Memory, Devices: make([]spec.Device, n.GPUs)}
+		for d := range all[i].Devices {
+			all[i].Devices[d] = spec.Device{Index: d, Kind: "gpu"}
+		}
+	}
+	return all, nil
+}
+
 // Release removes a placement group.
 func (b *Backend) Release(ctx context.Context, id int) error {
 	b.mu.Lock()
@@ -265,33 +284,40 @@ func (b *Backend) Kept(ctx context.Context) ([]int, error) {
 
 // Fit has the bridge ship what a node lacks, and Ray set up what a runtime_env
 // names. This machine lacks nothing that the script did not lack.
-func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runtime, error) {
+func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (backend.Fitted, error) {
 	b.mu.Lock()
 	a := b.agents[node]
 	b.mu.Unlock()
-	if rt.Python == "" || a == nil && rt.RuntimeEnv == "" {
-		return rt, nil
+	program := len(rt.Command) > 0
+	if rt.Python == "" && !program || a == nil && rt.RuntimeEnv == "" {
+		return backend.Fitted{Runtime: rt}, nil
 	}
-	asked := runtime{
-		Python: rt.Python, Package: rt.Package, SysPath: rt.SysPath, Dir: rt.Dir, Main: rt.Main.Path,
-		Modules: rt.Modules, RuntimeEnv: json.RawMessage(rt.RuntimeEnv),
+	asked := runtime{Dir: rt.Dir}
+	if program {
+		asked.Program = rt.Command[0]
+	} else {
+		asked.Python, asked.Package, asked.SysPath, asked.Main, asked.Modules = rt.Python, rt.Package, rt.SysPath, rt.Main.Path, rt.Modules
 	}
-	if rt.RuntimeEnv == "" {
-		asked.RuntimeEnv = nil
+	if rt.RuntimeEnv != "" {
+		asked.RuntimeEnv = json.RawMessage(rt.RuntimeEnv)
 	}
 	var br *bridge
 	var err error
 	if a != nil {
 		br = a.bridge
 	} else if br, err = b.reach(ctx); err != nil {
-		return rt, err
+		return backend.Fitted{Runtime: rt}, err
 	}
 	var got runtime
 	if err := br.ask(ctx, "fit", map[string]any{"node": node, "runtime": asked}, &got, nil); err != nil {
-		return rt, err
+		return backend.Fitted{Runtime: rt}, err
 	}
-	rt.Python, rt.Package, rt.SysPath, rt.Dir, rt.Main.Path, rt.Modules = got.Python, got.Package, got.SysPath, got.Dir, got.Main, got.Modules
-	rt.RuntimeEnv = ""
+	rt.Dir, rt.RuntimeEnv = got.Dir, ""
+	if program {
+		rt.Command = append([]string{got.Program}, rt.Command[1:]...)
+	} else {
+		rt.Python, rt.Package, rt.SysPath, rt.Main.Path, rt.Modules = got.Python, got.Package, got.SysPath, got.Main, got.Modules
+	}
 	if len(got.Env)+len(got.Path) > 0 {
 		env := map[string]string{}
 		maps.Copy(env, rt.Env)
@@ -299,7 +325,7 @@ func (b *Backend) Fit(ctx context.Context, node int, rt spec.Runtime) (spec.Runt
 		env["PATH"] = strings.Join(slices.DeleteFunc(append(got.Path, env["PATH"]), func(p string) bool { return p == "" }), ":")
 		rt.Env = env
 	}
-	return rt, nil
+	return backend.Fitted{Runtime: rt, Moved: got.Moved}, nil
 }
 
 // runtime is what of a spec.Runtime differs from node to node.
@@ -310,9 +336,11 @@ type runtime struct {
 	Dir        string            `json:"dir"`
 	Main       string            `json:"main"`
 	Modules    []string          `json:"modules"`
+	Program    string            `json:"program"` // in the place of an interpreter: the worker itself
 	RuntimeEnv json.RawMessage   `json:"runtime_env,omitempty"`
 	Env        map[string]string `json:"env,omitempty"`  // variables that it has there, beyond the controller's
 	Path       []string          `json:"path,omitempty"` // folders in front of PATH
+	Moved      map[string]string `json:"moved,omitempty"`
 }
 
 // Close has the bridge leave Ray, with all that it has there.

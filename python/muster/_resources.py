@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ._client import Connection
     from ._cluster import Cluster
 
+#: Seconds for nodes that are starting, before they are told as they are.
+_JOINING_PATIENCE = 30.0
 _STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 
 
@@ -213,12 +215,17 @@ class ResourceManager:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """All nodes that the head knows: dicts of name, address, cores, memory (bytes), devices,
-    state ("up", "lost", …), and ``here`` for the one that this process runs on."""
-    session = _context.session()
-    status = _context.connection("nodes()").request("status", {})
+    """All nodes that there are: dicts of name, address, cores, memory (bytes), devices, state,
+    and ``here`` for the one that this process runs on.
+
+    Those that are starting are waited for; one that takes longer than half a minute has the
+    state "joining". Else it is "up", "suspect", "away" or "lost"; and "unused" for a node of a
+    Ray cluster that no pool has had yet, of which only what Ray counts is known.
+    """
+    told = _context.connection("nodes()").request("nodes", {"wait_s": _JOINING_PATIENCE})
+    session = _context.session()  # which that may have made
     identity = _worker._identity
-    own = session.welcome.get("store_node", 0) if session is not None else -1
+    own = session.welcome.get("store_node", 0) if session is not None else None
     return [
         {
             "name": entry["node"]["name"],
@@ -230,7 +237,7 @@ def nodes() -> list[dict[str, Any]]:
             "here": entry["node"]["index"] == own
             or (identity is not None and entry["node"]["name"] == identity.node),
         }
-        for entry in status["nodes"]
+        for entry in told["nodes"]
     ]
 
 

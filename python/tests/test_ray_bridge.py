@@ -196,16 +196,89 @@ def test_shipped_content_is_checked_and_kept(
     sha = hashlib.sha256(program).hexdigest()
     assert agent.program("/no/such/muster", sha) == ""
     with pytest.raises(ValueError, match="not what was sent"):
-        agent.take(sha, [b"other"], "muster")
-    place = agent.take(sha, [program[:4], program[4:]], "muster")
-    assert agent.program("/no/such/muster", sha) == os.path.join(place, "muster")
+        agent.take(sha, [b"other"], True)
+    place = agent.take(sha, [program[:4], program[4:]], True)
+    assert agent.program("/no/such/muster", sha) == os.path.join(place, remote.PROGRAM)
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "m.py").write_text("x = 1\n")
     data, sha = shipping.Packer().pack(str(tmp_path / "src"))
     assert agent.has(sha) == ""
-    place = agent.take(sha, [data], "")
+    place = agent.take(sha, [data], False)
     assert agent.has(sha) == place
     assert Path(place, "m.py").read_text() == "x = 1\n"
     assert sorted(os.listdir(tmp_path / "cache" / "muster")) == sorted(
         [hashlib.sha256(program).hexdigest(), sha]
     )
+
+
+class Here:
+    """An actor's methods, called here as Ray would have them called there."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        return type("Method", (), {"remote": staticmethod(getattr(self._of, name))})
+
+    def get(self, value: Any, timeout: float = 0) -> Any:
+        return value
+
+
+def test_a_workers_program_is_shipped_where_it_is_not_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "verifier"
+    path.write_bytes(b"one")
+    path.chmod(0o755)
+    there = Here(remote.Agent())
+    assert shipping.program(there, there, str(path)) == str(path)
+    monkeypatch.setattr(remote.Agent, "program", lambda *_: "")  # it has another by that path
+    went = shipping.program(there, there, str(path))
+    assert went.startswith(str(tmp_path / "cache")) and Path(went).read_bytes() == b"one"
+    assert os.access(went, os.X_OK)
+    for left in ("", "/bin/sh", str(tmp_path / "none")):
+        assert shipping.program(there, there, left) == left
+
+
+def test_what_is_shipped_is_told_with_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("x = 1\n")
+    there = Here(remote.Agent())
+    # The node has neither the folder nor the script, the rest of its paths it has.
+    monkeypatch.setattr(
+        remote.Agent, "lacking", lambda _, paths: [p for p in paths if p.startswith(str(work))]
+    )
+    monkeypatch.setattr(remote.Agent, "same", lambda *_: False)
+    runtime = {
+        "python": "/bin/sh",
+        "package": "",
+        "dir": str(work),
+        "main": str(work / "train.py"),
+        "sys_path": [str(work), "/usr"],
+        "modules": [],
+        "program": "",
+    }
+    fitted = shipping.fit(there, there, "n", runtime, shipping.Packer())
+    assert fitted["dir"].startswith(str(tmp_path / "cache"))
+    assert fitted["main"] == os.path.join(fitted["dir"], "train.py")
+    assert fitted["moved"][fitted["dir"]] == str(work)
+    assert set(fitted["moved"].values()) == {str(work), str(work / "train.py")}
+
+
+def test_one_node_is_chosen_by_its_name() -> None:
+    there = [node("10.0.0.1", here=True), node("10.0.0.2")]
+    asked = want(nodes=1, node="10.0.0.2")
+    assert groups._only(asked, there) == {"ray.io/node-id": there[1].id}
+    assert groups._only(want(), there) == {}
+    with pytest.raises(joining.Refused, match=r"no node 'x' .* 10\.0\.0\.1, 10\.0\.0\.2"):
+        groups._only(want(node="x"), there)
+    there[1].available["GPU"] = 0.0
+    assert not reasons.room(asked, "PACK", there, True)
+    assert reasons.room(asked, "PACK", there, False)
+    text = reasons.explain(asked, "PACK", there, {}, Scaling(False))
+    assert "1 bundle of 4 GPUs on 10.0.0.2" in text and "10.0.0.1: 8 GPUs, 8 free; another" in text

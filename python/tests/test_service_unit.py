@@ -21,6 +21,8 @@ NODE = {
     "memory": 1 << 30,
     "devices": [],
 }
+OTHER = {**NODE, "index": -1, "name": "node-1"}
+UNUSED = {"state": "unused"}
 POOL = {"id": 3, "per_node": 0, "nodes": [NODE]}
 METHODS = (method("add", "", param("n")), method("name", ""))
 
@@ -55,7 +57,7 @@ def head() -> Iterator[FakeHead]:
         "cluster.describe": describe,
         "cluster.stop": lambda _: {"mark": 0},
         "service.list": lambda _: {"names": list(living)},
-        "status": lambda _: {"nodes": [{"node": NODE, "state": "up"}]},
+        "nodes": lambda _: {"nodes": [{"node": NODE, "state": "up"}, {"node": OTHER, **UNUSED}]},
     }
     fake.on_call = echo
     with Session(fake):
@@ -209,6 +211,8 @@ def test_a_pool_can_be_passed_on(head: FakeHead) -> None:
 
 
 def test_nodes(head: FakeHead) -> None:
-    [node] = muster.nodes()
+    node, other = muster.nodes()
     assert (node["name"], node["cores"], node["state"]) == ("node-0", 8, "up")
-    assert node["here"] is True
+    assert (other["name"], other["state"]) == ("node-1", "unused")
+    assert (node["here"], other["here"]) == (True, False)
+    assert sent(head, "nodes") == [{"wait_s": 30.0}]

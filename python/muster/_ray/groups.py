@@ -9,7 +9,7 @@ inside, so that workers which use Ray themselves can have all of it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -20,9 +20,13 @@ from .scaling import Scaling
 
 #: Seconds for what was just given back to be seen as free everywhere.
 _SETTLE = 3.0
+#: And for a group, also where a pool was to be had at once.
+_LEAST = 1.0
 #: Seconds between two looks while an autoscaler may add nodes.
 _LOOK = 2.0
 _PROBE_PATIENCE = 60.0
+#: The label by which Ray tells its nodes apart.
+_NODE_ID = "ray.io/node-id"
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 
 
@@ -41,7 +45,14 @@ class Node:
 
     def told(self) -> dict[str, Any]:
         """As the head hears of it."""
-        return {"name": self.name, "address": self.address, "here": self.here}
+        return {
+            "name": self.name,
+            "address": self.address,
+            "here": self.here,
+            "cores": int(self.total.get("CPU", 0)),
+            "memory": int(self.total.get("memory", 0)),
+            "gpus": int(self.total.get("GPU", 0)),
+        }
 
 
 def nodes(ray: Any) -> list[Node]:
@@ -95,12 +106,13 @@ class Groups:
         from ray.util.placement_group import placement_group
 
         ray, number = self._ray, int(want["id"])
-        strategy = _strategy(want)
-        if not reasons.room(want, strategy, nodes(ray), False):
+        strategy, there = _strategy(want), nodes(ray)
+        only = _only(want, there)
+        if not reasons.room(want, strategy, there, False):
             scales = scaling.look(ray)
-            if not scales.grows:
+            if only or not scales.grows:
                 raise Refused(self._why(want, strategy, scales))
-        labels = {str(k): str(v) for k, v in (want.get("labels") or {}).items()}
+        labels = {str(k): str(v) for k, v in (want.get("labels") or {}).items()} | only
         more = {"bundle_label_selector": [labels] * want["nodes"]} if labels else {}
         name = f"{self._prefix}-{number}"
         group = placement_group([bundle(want)] * want["nodes"], strategy, name=name, **more)
@@ -120,6 +132,7 @@ class Groups:
     def look(self, want: Mapping[str, Any]) -> dict[str, Any]:
         """Whether a pool could be had now, or later, and why not; nothing is held."""
         strategy, there, scales = _strategy(want), nodes(self._ray), scaling.look(self._ray)
+        _only(want, there)
         if reasons.room(want, strategy, there, True):
             text = f"there is room for {reasons.wanted(want, strategy)} in Ray"
             return {"now": True, "waits": scales.grows, "text": text}
@@ -139,7 +152,7 @@ class Groups:
         began = monotonic()
         patience = _SETTLE
         while True:
-            left = want["seconds"] - (monotonic() - began)
+            left = max(want["seconds"], _LEAST) - (monotonic() - began)
             if self._ready(group, min(patience, left)):
                 return
             scales = scaling.look(self._ray)
@@ -203,6 +216,19 @@ class Groups:
             group = self._made.pop(number, None)
         if group is not None:
             remove_placement_group(group)  # what runs inside ends with it
+
+
+def _only(want: Mapping[str, Any], there: Sequence[Node]) -> dict[str, str]:
+    """What selects the one node that a pool is to have, where one is named."""
+    name = want.get("node")
+    if not name:
+        return {}
+    for node in there:
+        if node.name == name:
+            return {_NODE_ID: node.id}
+    raise Refused(
+        f"Ray has no node {name!r} that is alive; it has {', '.join(n.name for n in there)}"
+    )
 
 
 def _strategy(want: Mapping[str, Any]) -> str:

@@ -44,7 +44,10 @@ def times(has: Mapping[str, float], taken: Mapping[str, float]) -> int:
 
 
 def matches(node: Node, want: Mapping[str, Any]) -> bool:
-    """Whether a node has the labels that are asked for, as far as they are plain values."""
+    """Whether a node is the one that is asked for, and has the labels, as far as they are plain
+    values."""
+    if want.get("node") not in (None, "", node.name):
+        return False
     for key, value in (want.get("labels") or {}).items():
         text = str(value)
         if text.startswith(("in(", "!in(")):
@@ -86,7 +89,7 @@ def explain(
     for node in there[:_MOST_NODES]:
         text += f"\n  {node.name}: {_has(node, taken)}"
         if not matches(node, want):
-            text += "; other labels"
+            text += "; another node" if want.get("node") else "; other labels"
         for holder in holders.get(node.id, ()):
             text += f"; {holder}"
     if len(there) > _MOST_NODES:
@@ -120,6 +123,8 @@ def wanted(want: Mapping[str, Any], strategy: str) -> str:
     text += apart.get(strategy, "") if count > 1 else ""
     if labels := want.get("labels"):
         text += " with labels " + ", ".join(f"{k}={v}" for k, v in labels.items())
+    if want.get("node"):
+        text += f" on {want['node']}"
     return text
 
 

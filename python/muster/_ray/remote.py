@@ -22,6 +22,8 @@ from typing import Any
 #: Seconds that a warden may take to clear up after its agent was killed.
 _KILL_BOUND = 2.0
 _TAIL = 4096
+#: What a shipped program is called, in the folder of its sha.
+PROGRAM = "program"
 #: What Ray sets for its own workers; an agent is none of them.
 _OURS = ("OMP_NUM_THREADS",)
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
@@ -72,8 +74,8 @@ class Agent:
         return {"python": sys.executable, "version": version}
 
     def program(self, path: str, sha: str) -> str:
-        """Where the muster program of that sha is; empty if it has to be shipped."""
-        for place in (path, os.path.join(_cache(), sha, "muster")):
+        """Where the program of that sha is; empty if it has to be shipped."""
+        for place in (path, os.path.join(_cache(), sha, PROGRAM)):
             if os.access(place, os.X_OK) and os.path.isfile(place) and _sha(place) == sha:
                 return place
         return ""
@@ -91,8 +93,8 @@ class Agent:
         place = os.path.join(_cache(), sha)
         return place if os.path.isdir(place) else ""
 
-    def take(self, sha: str, parts: list[bytes], executable: str) -> str:
-        """Keep shipped content: a program of that name, or a zip to unpack (no name).
+    def take(self, sha: str, parts: list[bytes], program: bool) -> str:
+        """Keep shipped content: a program, or a zip to unpack.
 
         It appears under its sha at once and whole, or not at all.
         """
@@ -105,8 +107,8 @@ class Agent:
         os.makedirs(_cache(), mode=0o700, exist_ok=True)
         making = tempfile.mkdtemp(prefix=".making-", dir=_cache())
         try:
-            if executable:
-                path = os.path.join(making, executable)
+            if program:
+                path = os.path.join(making, PROGRAM)
                 with open(path, "wb") as file:
                     file.write(data)
                 os.chmod(path, 0o755)

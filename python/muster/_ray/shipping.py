@@ -19,10 +19,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .joining import Refused
+from .remote import PROGRAM
 
 _PART = 8 << 20
 #: More than this is data, or an installation, and not somebody's code.
 MOST = 256 << 20
+#: Where a machine's own programs lie.
+_SYSTEM = ("/usr/", "/bin/", "/sbin/")
 _SKIPPED = {"__pycache__", ".git", ".hg", ".venv", "node_modules", ".mypy_cache", ".ruff_cache"}
 #: Part of an interpreter: .../lib/python3.11, its zip, and all below.
 _INTERPRETER = re.compile(r"/lib(64)?/python3(\.?\d+)(\.zip|/|$)")
@@ -35,11 +38,23 @@ def file_sha(path: str) -> str:
 
 
 def send_program(ray: Any, actor: Any, path: str, sha: str) -> str:
-    """Take the muster program to a node; returns where it is there."""
+    """Take a program to a node; returns where it is there."""
     with open(path, "rb") as file:
         data = file.read()
-    place: str = ray.get(actor.take.remote(sha, _parts(data), "muster"))
-    return os.path.join(place, "muster")
+    place: str = ray.get(actor.take.remote(sha, _parts(data), True))
+    return os.path.join(place, PROGRAM)
+
+
+def program(ray: Any, actor: Any, path: str) -> str:
+    """Where a worker's program is on a node that may lack it, or have another by its path.
+
+    One of the system's is that of the node. What cannot be shipped is the agent's to tell.
+    """
+    if path.startswith(_SYSTEM) or not os.path.isfile(path) or os.path.getsize(path) > MOST:
+        return path
+    sha = file_sha(path)
+    there: str = ray.get(actor.program.remote(path, sha))
+    return there or send_program(ray, actor, path, sha)
 
 
 def _parts(data: bytes) -> list[bytes]:
@@ -121,6 +136,9 @@ def fit(
         # What is there in the place of its folder is another's.
         lacking |= {script} | ({os.path.dirname(script)} & {folder, *searched})
     fitted = dict(runtime)
+    exe = runtime.get("program") or ""
+    fitted["program"] = program(ray, actor, exe)
+    fitted["moved"] = {fitted["program"]: exe} if fitted["program"] != exe else {}
     if not lacking:
         return fitted
     if python in lacking:
@@ -129,7 +147,7 @@ def fit(
     def ship(path: str, only: str = "") -> str:
         data, sha = packer.pack(path, only)
         place: str = ray.get(actor.has.remote(sha))
-        return place or str(ray.get(actor.take.remote(sha, _parts(data), "")))
+        return place or str(ray.get(actor.take.remote(sha, _parts(data), False)))
 
     def moved(path: str) -> str:
         """Where a path that the node lacks went; empty if it can do without."""
@@ -152,9 +170,13 @@ def fit(
         )
 
     where = {path: moved(path) for path in sorted(lacking - {python})}
+    # So that what a worker there names can be found here.
+    fitted["moved"] |= {place: path for path, place in where.items() if place}
+    if python in lacking:
+        fitted["moved"][fitted["python"]] = python
     fitted["package"] = where.get(package, package)
     fitted["dir"] = where.get(folder, folder)
-    if not fitted["dir"]:
+    if folder and not fitted["dir"]:
         raise Refused(f"the working directory {folder} is not there on {node}, nor here", "startup")
     fitted["sys_path"] = [p for p in (where.get(p, p) for p in searched) if p]
     fitted["modules"] = [where.get(module, module) for module in modules]

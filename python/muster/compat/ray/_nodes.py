@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from time import monotonic, sleep
 from typing import Any
 
 import muster
@@ -12,20 +11,10 @@ from ... import _context
 from . import _devices, _state
 
 _turns = itertools.count()
-_JOINING_PATIENCE = 60.0
-_LOOK_EVERY = 0.005
 #: How Ray calls the devices of each kind.
 _KEYS = {"ascend": "NPU"}
-
-
-def _all() -> list[dict[str, Any]]:
-    """The nodes, once those that are just starting are there."""
-    deadline = monotonic() + _JOINING_PATIENCE
-    while True:
-        found = muster.nodes()
-        if all(node["state"] != "joining" for node in found) or monotonic() > deadline:
-            return found
-        sleep(_LOOK_EVERY)
+#: States of nodes that something can be placed on.
+_ALIVE = ("up", "unused")
 
 
 def node_id(name: str) -> str:
@@ -35,20 +24,20 @@ def node_id(name: str) -> str:
 
 def here() -> dict[str, Any]:
     """The node that this process runs on; where none is, the first."""
-    nodes = _all()
+    nodes = muster.nodes()
     found: dict[str, Any] = next((node for node in nodes if node["here"]), nodes[0])
     return found
 
 
 def name_of(ident: str) -> str | None:
     """The living node of that id, by its name."""
-    alive = (node["name"] for node in _all() if node["state"] == "up")
+    alive = (node["name"] for node in muster.nodes() if node["state"] in _ALIVE)
     return next((str(name) for name in alive if node_id(name) == ident), None)
 
 
 def in_turn() -> str | None:
     """One living node after the other, for what is to be spread."""
-    alive = [str(node["name"]) for node in _all() if node["state"] == "up"]
+    alive = [str(node["name"]) for node in muster.nodes() if node["state"] in _ALIVE]
     return alive[next(_turns) % len(alive)] if alive else None
 
 
@@ -57,8 +46,8 @@ def nodes() -> list[dict[str, Any]]:
     session = _context.session()
     logs = "" if session is None else str(session.welcome.get("log_dir", ""))
     found = []
-    for node in _all():
-        alive = node["state"] == "up"
+    for node in muster.nodes():
+        alive = node["state"] in _ALIVE
         found.append(
             {
                 "NodeID": node_id(node["name"]),
@@ -81,7 +70,7 @@ def nodes() -> list[dict[str, Any]]:
 
 def cluster_resources() -> dict[str, float]:
     """What all living nodes have together."""
-    return _sum([_resources(node) for node in _all() if node["state"] == "up"])
+    return _sum([_resources(node) for node in muster.nodes() if node["state"] in _ALIVE])
 
 
 def available_resources() -> dict[str, float]:
@@ -121,9 +110,9 @@ def _sum(parts: list[dict[str, float]]) -> dict[str, float]:
 
 def count_devices() -> int:
     """How many devices there are in all."""
-    return sum(len(node["devices"]) for node in _all())
+    return sum(len(node["devices"]) for node in muster.nodes())
 
 
 def first_address() -> str:
     """Where the first node is reached."""
-    return str(_all()[0]["address"])
+    return str(muster.nodes()[0]["address"])

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-NAMESPACE = "MUSTER_RAY_NAMESPACE"
+NAMESPACE = "MUSTER_COMPAT_NAMESPACE"  # MUSTER_RAY_NAMESPACE is where the backend is in Ray
 INSTALLED = "MUSTER_RAY_INSTALLED"
 RUNTIME_ENV = "MUSTER_RAY_RUNTIME_ENV"
 #: Of scripts that do not name one: sessions are apart anyway.
