@@ -380,4 +380,4 @@ func TestWhoMayAsk(t *testing.T) {
 	})
 }
 
-func crcOf(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
+func crcOf(b []byte) uint32 { return crc32.Checksum(b, sumTable) }

@@ -373,13 +373,16 @@ func (s *Store) receive(o *object, chunk uint32, r *reply) error {
 	}
 	s.mu.Lock()
 	mem, err := mapped(o.segment)
+	first := err == nil && o.segment.firstUse(chunk)
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	at := bytesOf(chunk, o.size)
 	target := mem[at.from:at.to]
-	touch(target, true)
+	if first {
+		touch(target, true)
+	}
 	sum, err := r.read(target)
 	if err != nil {
 		return err

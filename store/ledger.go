@@ -37,6 +37,7 @@ type segment struct {
 	pooled   *list.Element // in ledger.pool
 	fd       int           // the effects' own, as is
 	mem      []byte        // its bytes, where they were needed here
+	used     []bool        // chunks of them whose pages are mapped here
 }
 
 // object is one object. Its size is what was asked for until it is sealed.

@@ -132,6 +132,7 @@ func (s *Store) sendChunk(w http.ResponseWriter, g *gathering, o *object, chunk 
 	mem, err := mapped(o.segment)
 	fd := o.segment.fd
 	sum, known := o.sums[chunk]
+	first := !known && err == nil && o.segment.firstUse(chunk)
 	s.mu.Unlock()
 	if err != nil {
 		return err
@@ -139,8 +140,10 @@ func (s *Store) sendChunk(w http.ResponseWriter, g *gathering, o *object, chunk 
 	at := bytesOf(chunk, o.size)
 	bytes := mem[at.from:at.to]
 	if !known {
-		touch(bytes, false)
-		sum = crc32.Checksum(bytes, castagnoli)
+		if first {
+			touch(bytes, false)
+		}
+		sum = crc32.Checksum(bytes, sumTable)
 		s.mu.Lock()
 		if o.sums == nil {
 			o.sums = map[uint32]uint32{}

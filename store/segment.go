@@ -81,6 +81,19 @@ func mapped(seg *segment) ([]byte, error) {
 	return mem, nil
 }
 
+// firstUse says whether the pages of a chunk have to be touched, which the caller is
+// about to do. Those of a segment that is used again are mapped still, and to have
+// the kernel look at each of them once more takes a tenth of what all of it takes.
+// The store's lock guards it.
+func (seg *segment) firstUse(chunk uint32) bool {
+	if seg.used == nil {
+		seg.used = make([]bool, chunksOf(seg.capacity))
+	}
+	first := !seg.used[chunk]
+	seg.used[chunk] = true
+	return first
+}
+
 // touch takes the page faults of memory in one go, for as far as the kernel can;
 // before Linux 5.14 it cannot, and they are taken one by one.
 func touch(mem []byte, toWrite bool) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -86,5 +87,36 @@ func TestMemoryThatIsNotThere(t *testing.T) {
 	})
 	if !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Pages are touched once for a segment, however many objects lie in it.
+func TestPagesAreTouchedOnce(t *testing.T) {
+	seg := &segment{capacity: 2*ChunkSize + 1}
+	for round := range 2 {
+		for chunk := range chunksOf(seg.capacity) {
+			if first := seg.firstUse(chunk); first != (round == 0) {
+				t.Errorf("chunk %d, object %d: to be touched is %v", chunk, round, first)
+			}
+		}
+	}
+	f := newFarRig(t, farOptions{nodes: 2})
+	for round := range 3 {
+		id, content := f.put(0, 2*ChunkSize+round)
+		f.same(f.client(1, 7), id, content)
+		f.drop(id)
+		f.empty()
+	}
+	for _, h := range f.hosts {
+		h.mu.Lock()
+		if n := len(h.ledger.segments); n != 1 {
+			t.Errorf("%s has %d segments for objects of about one size", h.opts.Name, n)
+		}
+		for _, seg := range h.ledger.segments {
+			if n := len(seg.used); n != 3 || slices.Contains(seg.used, false) {
+				t.Errorf("%s has used chunks %v of three", h.opts.Name, seg.used)
+			}
+		}
+		h.mu.Unlock()
 	}
 }
