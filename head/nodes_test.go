@@ -110,11 +110,11 @@ func TestWhatAWorkerNamesIsFoundWhereItCameFrom(t *testing.T) {
 	b.mu.Unlock()
 	var p spec.Pool
 	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 2, Nodes: 1, Timeout: 10}, &p))
-	info, err := r.create(r.owner, p.ID, "a", 0, func(s *spec.Cluster) { s.MappingText, s.Runtime.Dir = "0", "/home/me/work" })
+	info, err := r.create(r.owner, p.ID, "a", 0, func(s *spec.Cluster) { s.MappingText, s.Runtime.Dir = "0", "/project/work" })
 	must(t, err)
 	_, err = r.create(r.inside(r.worker(info.Workers[0].Name)), p.ID, "b", 0, func(s *spec.Cluster) { s.MappingText, s.Runtime.Dir = "1", "/cache/ab/work" })
 	must(t, err)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	wantStates(t, b.dirs, "/home/me/work", "/home/me/work")
+	wantStates(t, b.dirs, "/project/work", "/project/work")
 }
