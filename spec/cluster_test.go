@@ -14,8 +14,8 @@ func TestPathsThatWereShippedAreFoundBack(t *testing.T) {
 		Command: []string{"/cache/ef/program", "/cache/ab"},
 	}
 	want := Runtime{
-		Python: "/project/py", Package: "/cache/abc", SysPath: []string{"/project/work", "/project/work/src", "/usr/lib/python3"},
-		Dir: "/project/work", Main: Main{Path: "/project/work/train.py"}, Modules: []string{"/project/m.py", ""},
+		Python: "/project/py", Package: "/cache/abc", SysPath: []string{"/project/work", "/project/elsewhere/src", "/usr/lib/python3"},
+		Dir: "/project/work", Main: Main{Path: "/project/elsewhere/train.py"}, Modules: []string{"/project/m.py", ""},
 		Command: []string{"/project/verify", "/cache/ab"},
 	}
 	if got := told.Back(moved); !reflect.DeepEqual(got, want) {
