@@ -134,7 +134,7 @@ class MusterScheduler(_api.Scheduler):
     @property
     def n_gpus_per_node(self) -> int:
         """How many GPUs a node has."""
-        if self._per_node is None:
+        if not self._per_node:
             self._per_node = len(self._devices) if self._devices else _pools.count_devices()
         return self._per_node
 
