@@ -25,6 +25,7 @@ from areal.infra.rpc.rtensor import RTensor
 from areal.infra.scheduler.exceptions import EngineCallError
 from areal_real_engines import Inference, Train
 from muster.compat.areal import MusterScheduler
+from running import below
 
 root = sys.argv[1]
 spec = SchedulingSpec(cpu=1, gpu=1, cmd="python -m areal.infra.rpc.rpc_server")
@@ -32,6 +33,13 @@ names = dict(experiment_name="e", trial_name="t")
 
 def made():
     return MusterScheduler(log_dir=root, fileroot=root, nfs_record_root=root + "/names", **names)
+
+def processes(s):
+    hosts = [info.pid for infos in s._workers.values() for info in infos]
+    return hosts + [pid for host in hosts for pid in below(host)]
+
+def left(pids):
+    return [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 """
 
 TRAIN = """
@@ -59,8 +67,12 @@ if __name__ == "__main__":
         assert "out of memory, say" in error.reason and error.attempt == 1
     else:
         raise AssertionError("nothing was raised")
+    assert s.fork_workers("ref", "actor") == [f"ref/{n}" for n in range(4)]
+    s.get_workers("ref")
+    pids = processes(s)
+    assert len(left(pids)) >= 8
     c.destroy()
-    assert not s._workers
+    assert not s._workers and not left(pids), "forks too"
     print(open(root + "/actor.log").read().count("destroyed"))
 """
 
@@ -77,8 +89,10 @@ if __name__ == "__main__":
                           workflow_kwargs={})
     found = sorted(int(row["input_ids"][0, 0]) for row in RTensor.localize(out))
     assert found == list(range(8)), found
+    pids = processes(s)
+    assert len(left(pids)) >= 4, "two workers, each with its server"
     c.destroy()
-    assert not s._workers
+    assert not s._workers and not left(pids)
     print(open(root + "/rollout.log").read().count("server ended"))
 """
 

@@ -82,7 +82,7 @@ def test_arrays() -> None:
         assert back.dtype == array.dtype and back.shape == array.shape
         assert (back == array).all() and back.flags.writeable
     assert there_and_back(np.int64(3)) == 3
-    with pytest.raises(TypeError, match="object"):
+    with pytest.raises(ValueError, match="object"):
         _json.serialize_value(np.array([object()]))
 
 

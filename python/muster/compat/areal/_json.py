@@ -74,7 +74,7 @@ def _foreign(value: Any) -> Any:
         return {"type": "torch_dtype", "name": str(value)}
     if np is not None and isinstance(value, np.ndarray):
         if value.dtype.kind in "OV":
-            raise TypeError(f"an array of {value.dtype} cannot be sent over HTTP")
+            raise ValueError(f"Object or void dtype cannot be sent over HTTP: {value.dtype}")
         data = _text(np.ascontiguousarray(value).tobytes())
         return {
             "type": "ndarray",

@@ -7,10 +7,8 @@ that ``except`` clauses and ``isinstance`` of its controllers hold.
 
 from __future__ import annotations
 
-import abc
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 __all__ = [
     "EngineCallError",
@@ -101,51 +99,8 @@ class Job:
     scheduling_strategy: SchedulingStrategy = field(default_factory=SchedulingStrategy)
 
 
-class Scheduler(abc.ABC):
-    """What AReaL's controllers ask of a scheduler."""
-
-    @property
-    @abc.abstractmethod
-    def n_gpus_per_node(self) -> int:
-        """How many GPUs a node has."""
-
-    @abc.abstractmethod
-    def create_workers(self, job: Job, *args: Any, **kwargs: Any) -> list[str]:
-        """Start a role's workers; their ids."""
-
-    @abc.abstractmethod
-    def get_workers(self, role: str, timeout: float | None = None) -> list[Worker]:
-        """Wait until a role's workers can be called."""
-
-    @abc.abstractmethod
-    def delete_workers(self, role: str | None = None, reverse_order: bool = False) -> None:
-        """End a role's workers, or all."""
-
-    @abc.abstractmethod
-    def fork_workers(self, role: str, target_role: str, command: str | None = None) -> list[str]:
-        """Start a process beside each worker of another role."""
-
-    @abc.abstractmethod
-    async def create_engine(
-        self, worker_id: str, engine: str, engine_name: str | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Make an object of an imported class in a worker."""
-
-    @abc.abstractmethod
-    async def set_worker_env(self, worker_id: str, env: dict[str, str]) -> None:
-        """Change the environment of a living worker."""
-
-    @abc.abstractmethod
-    def call_engine(
-        self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Call a method of an engine and wait."""
-
-    @abc.abstractmethod
-    async def async_call_engine(
-        self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Call a method of an engine and await its result."""
+class Scheduler:
+    """What AReaL's controllers ask for workers; what they ask is what MusterScheduler has."""
 
 
 class SchedulerError(Exception):

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import fields
 from typing import Any
 
 from ._host import Host, Identity, announce
@@ -36,6 +37,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--etcd3-addr", default="localhost:2379")
     made.add_argument("--fileroot", default=None)
     return made
+
+
+#: Which of the arguments say who the worker is.
+_WHO = {field.name for field in fields(Identity)}
 
 
 class EngineThread:
@@ -67,16 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if index < 0:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
     host = Host()
-    host.identity = Identity(
-        role=given.role,
-        index=index,
-        experiment_name=given.experiment_name,
-        trial_name=given.trial_name,
-        name_resolve_type=given.name_resolve_type,
-        nfs_record_root=given.nfs_record_root,
-        etcd3_addr=given.etcd3_addr,
-        fileroot=given.fileroot,
-    )
+    said = {name: value for name, value in vars(given).items() if name in _WHO}
+    host.identity = Identity(index=index, **said)
     signal.signal(signal.SIGTERM, _leave)
     thread = EngineThread()
     named = _own_address() if given.host in ("0.0.0.0", "::") else given.host

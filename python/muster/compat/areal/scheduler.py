@@ -134,7 +134,7 @@ class MusterScheduler(_api.Scheduler):
     @property
     def n_gpus_per_node(self) -> int:
         """How many GPUs a node has."""
-        if self._per_node is None:
+        if not self._per_node:
             self._per_node = len(self._devices) if self._devices else _pools.count_devices()
         return self._per_node
 
@@ -232,7 +232,7 @@ class MusterScheduler(_api.Scheduler):
 
     def _fork_far(self, role: str, target_role: str, command: str | None) -> None:
         """Fork workers that somebody else started: they are asked to, by HTTP."""
-        infos = self._workers[role] = []
+        infos: list[WorkerInfo] = []
         try:
             for index, target in enumerate(self._workers[target_role]):
                 wanted = {"count": len(target.worker.worker_ports)}
@@ -246,8 +246,10 @@ class MusterScheduler(_api.Scheduler):
                 log = str(self.log_dir / f"{role}.log")
                 infos.append(WorkerInfo(worker, None, role, devices, 0.0, log, parent=target))
             self._wait_ready(role, infos, _FORK_SECONDS)
+            self._admit(role, infos)
         except (Again, Refusal, _api.SchedulerError) as error:
-            self._cleanup_workers(self._workers.pop(role))
+            self._workers.pop(role, None)
+            self._cleanup_workers(infos)
             raise _api.WorkerCreationError(role, "Failed to fork", str(error)) from error
 
     def _get_colocated_gpus(self, target_role: str, worker_idx: int) -> list[int]:
@@ -279,18 +281,22 @@ class MusterScheduler(_api.Scheduler):
                 cluster = self._make(name, share)
                 clusters.append(cluster)
                 infos += self._open(cluster, role, share, openings)
-            self._workers[role] = infos
-            self._allocated_ports.update(_ports(infos))
-            if self.exp_config is not None:  # all at once: the first thing they do takes longest
-                with ThreadPoolExecutor(len(infos)) as pool:
-                    list(pool.map(self._configure_worker, infos, range(len(infos))))
+            self._admit(role, infos)
         except BaseException as error:
-            self._workers.pop(role, None)
+            self._allocated_ports -= _ports(self._workers.pop(role, []))
             self._end(clusters, self._shares.pop(role, []))
             if isinstance(error, _errors.MusterError):
                 reason = f"{type(error).__name__}: {error.message}"
                 raise _api.WorkerCreationError(role, reason, str(error)) from error
             raise
+
+    def _admit(self, role: str, infos: list[WorkerInfo]) -> None:
+        """Have workers be a role's, with the experiment's configuration."""
+        self._workers[role] = infos
+        self._allocated_ports.update(_ports(infos))
+        if self.exp_config is not None:  # all at once: the first thing they do takes longest
+            with ThreadPoolExecutor(len(infos)) as pool:
+                list(pool.map(self._configure_worker, infos, range(len(infos))))
 
     def _open(
         self, cluster: Cluster, role: str, share: _pools.Share, openings: list[Opening]
