@@ -182,7 +182,7 @@ def batches_are_like_dicts() -> Any:
     d = data(2)
     batch, arrays = d.batch, d.non_tensor_batch
     batch.update({"y": torch.ones(2)})
-    found = ["x" in batch, "z" in batch, "n" in arrays, "z" in arrays]
+    found: list[Any] = ["x" in batch, "z" in batch, "n" in arrays, "z" in arrays]
     found += [sorted({**batch}), sorted({**arrays}), batch.get("z"), arrays.get("z")]
     found += [batch.pop("z", 5), arrays.pop("z", 5), batch.pop("y"), tuple(batch.shape)]
     return found, told(lambda: batch.pop("z")), told(lambda: batch["z"]), d
