@@ -136,6 +136,12 @@ def columns_are_deleted() -> Any:
 
 
 @case
+def columns_that_have_no_name() -> Any:
+    d = data(2)
+    return told(lambda: d.__setitem__(0, torch.ones(2))), told(lambda: d.__delitem__(0))
+
+
+@case
 def a_column_of_another_length() -> Any:
     d = data(2)
     return told(lambda: d.batch.__setitem__("y", torch.ones(3)))

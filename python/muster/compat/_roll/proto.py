@@ -243,9 +243,13 @@ class DataProto:
         raise TypeError(f"a DataProto has no item {item!r}: it takes rows or a column's name")
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a column's name is text, not {name!r}")
         self.update({name: value})
 
     def __delitem__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a column's name is text, not {name!r}")
         self[name]  # or there is none
         if self.non_tensor_batch.pop(name, None) is None:
             del self.batch[name]
