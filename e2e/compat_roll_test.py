@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import muster
 from muster.compat import ray
 from muster.compat.roll import Cluster, ObjectRefWrap, ResourceManager, WorkerConfig
-from roll_roles import Broken, Echo, Slow
+from roll_roles import Broken, Echo, Giver, Slow
 from running import output_of, run_script, session
 
 PYTHON = Path(muster.__file__).resolve().parent.parent
@@ -268,6 +269,22 @@ def test_handles(four: Any) -> None:
     worker = four.workers[2]
     assert ray.get(worker.plain.remote(1, k=2)) == (2, (1,), {"k": 2})
     assert ray.get(worker.get_rank_info.remote()).dp_rank == 2
+
+
+def test_refs_of_every_kind_are_arguments(four: Any) -> None:
+    """What was put, small and large; what an actor returns; what came inside a value."""
+    large = np.arange(1 << 18)
+    ref, pending = ray.put(large), ray.remote(Giver).remote().give.remote(5)
+    assert four.execute_all_sync("total", ref) == [int(large.sum())] * 4
+    assert ray.get([w.total.remote(ref) for w in four.workers]) == [int(large.sum())] * 4
+    assert four.one_to_all(pending)[3] == (3, (5,), {})
+    assert ray.get(four.workers[1].plain.remote(k=pending)) == (1, (), {"k": 5})
+    assert four.default([pending, 1, pending, 2]) == [
+        (rank, (given,), {}) for rank, given in enumerate([5, 1, 5, 2])
+    ]
+    assert ray.get(four.workers[0].pass_on.remote({"ref": ref}, four.workers[2])) == large.sum()
+    with pytest.raises(ZeroDivisionError):
+        four.one_to_all(four.fail(1, blocking=False)[1])
 
 
 # --- errors --------------------------------------------------------------------------------------

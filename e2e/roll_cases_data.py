@@ -29,6 +29,10 @@ def data(rows: int = 4, **meta: Any) -> Any:
     )
 
 
+def objects(*items: Any) -> Any:
+    return custom_np_concatenate([items])
+
+
 def of(x: list[Any], meta: Any = None) -> Any:
     return DataProto.from_dict({"x": torch.tensor(x)}, meta_info=meta)
 
@@ -132,6 +136,12 @@ def columns_are_deleted() -> Any:
 
 
 @case
+def columns_that_have_no_name() -> Any:
+    d = data(2)
+    return told(lambda: d.__setitem__(0, torch.ones(2))), told(lambda: d.__delitem__(0))
+
+
+@case
 def a_column_of_another_length() -> Any:
     d = data(2)
     return told(lambda: d.batch.__setitem__("y", torch.ones(3)))
@@ -142,6 +152,46 @@ def a_batch_is_replaced() -> Any:
     d, other = data(2), of([7, 8])
     d.batch = other.batch
     return d
+
+
+@case
+def parts_are_replaced() -> Any:
+    d, other = data(2), DataProto.from_dict({"y": torch.ones(2)}, {"m": ["p", "q"]})
+    d.non_tensor_batch = other.non_tensor_batch
+    d.non_tensor_batch["more"] = objects("s", "t")
+    d.batch = other.batch
+    d.batch["z"] = torch.zeros(2)
+    return d, sorted(other.batch.keys()), sorted(other.non_tensor_batch.keys())
+
+
+@case
+def parts_that_share_a_name_are_replaced() -> Any:
+    d = data(2)
+    d.non_tensor_batch = {"x": objects(1, 2), "k": objects(3, 4)}
+    other = DataProto.from_dict({"k": torch.ones(2), "y": torch.ones(2)})
+    d.batch = other.batch
+    return sorted(d.batch.keys()), sorted(d.non_tensor_batch.keys())
+
+
+@case
+def parts_of_other_lengths() -> Any:
+    d = data(2)
+    return [
+        told(lambda: setattr(d, "batch", data(3).batch)),
+        told(lambda: setattr(d, "non_tensor_batch", {"k": objects(1)})),
+        told(lambda: setattr(d, "non_tensor_batch", {"k": np.ones(2)})),
+    ]
+
+
+@case
+def batches_are_like_dicts() -> Any:
+    d = data(2)
+    batch, arrays = d.batch, d.non_tensor_batch
+    batch.update({"y": torch.ones(2)})
+    found: list[Any] = ["x" in batch, "z" in batch, "n" in arrays, "z" in arrays]
+    found += [sorted({**batch}), sorted({**arrays}), batch.get("z"), arrays.get("z")]
+    found += [batch.pop("z", 5), arrays.pop("z", 5), batch.pop("y"), tuple(batch.shape)]
+    return found, told(lambda: batch.pop("z")), told(lambda: batch["z"]), d
 
 
 @case

@@ -131,6 +131,23 @@ def devices_that_do_not_divide() -> Any:
 
 
 @case
+def a_setting_that_is_refused() -> Any:
+    return told(lambda: WorkerConfig(offload_nccl=True, strategy_args=StrategyArguments("vllm")))
+
+
+@case
+def what_is_configured() -> Any:
+    one = WorkerConfig(world_size=1)
+    return (
+        one.is_configured,
+        WorkerConfig(device_mapping=[0]).is_configured,
+        one.resource_placement_groups,
+        one.max_concurrency,
+        one.system_envs,
+    )
+
+
+@case
 def strategies_without_settings() -> Any:
     return StrategyArguments().strategy_name, StrategyArguments("vllm", None).strategy_config
 

@@ -132,6 +132,13 @@ class Echo(Worker):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def total(self, array: Any) -> int:
+        return int(array.sum())
+
+    def pass_on(self, values: dict[str, Any], handle: Any) -> Any:
+        """A ref that came inside a value, as an argument of another call."""
+        return ray.get(handle.total.remote(values["ref"]))
+
     def die(self) -> None:
         os._exit(7)
 
@@ -143,6 +150,13 @@ class Echo(Worker):
             cluster.worker_config.name,
             cluster.rank2devices,
         )
+
+
+class Giver:
+    """For an actor."""
+
+    def give(self, value: Any) -> Any:
+        return value
 
 
 class Broken(Worker):

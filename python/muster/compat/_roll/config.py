@@ -78,6 +78,8 @@ class WorkerConfig(Native):
     use_sequence_packing: bool = False
     sequence_packing_args: Any = None
     logits_in_fp32: bool = False
+    use_logits_chunking: bool = False
+    logits_chunk_size: int = 2048
     router_replay: Any = None
     apply_loss_scale: bool = True
     mtp_training_mode: str | None = "disabled"
@@ -110,6 +112,8 @@ class WorkerConfig(Native):
         if args is None:
             return
         name, sizes = _strategy_of(args)
+        if self.offload_nccl and name in _BY_SETTINGS:
+            raise ValueError(f"offload_nccl is not for {name}: leave it out")
         if name not in _SEVERAL_GPUS and (self.num_gpus_per_worker or 1) > 1:
             self.num_gpus_per_worker = 1
         if name in _BY_SETTINGS:

@@ -20,6 +20,7 @@ from ..._batch import Batch
 from ..._refs import Ref
 from . import tensors
 from .merging import custom_np_concatenate, merged_meta, united, united_arrays, united_tensors
+from .tensors import of as _tensors_of
 
 _FROM_ENVIRONMENT: Any = object()
 
@@ -108,7 +109,12 @@ class DataProto:
     @batch.setter
     def batch(self, value: Any) -> None:
         self._thaw()
+        if value is not None:
+            value = value.copy()
+            for name in [name for name in self._arrays if name in value.keys()]:  # noqa: SIM118
+                del value[name]
         self._batch = value
+        self.check_consistency()
 
     @property
     def non_tensor_batch(self) -> dict[str, Any]:
@@ -120,7 +126,9 @@ class DataProto:
     @non_tensor_batch.setter
     def non_tensor_batch(self, value: dict[str, Any]) -> None:
         self._thaw()
-        self._arrays = value
+        ours = () if self._batch is None else self._batch.keys()
+        self._arrays = {name: array for name, array in value.items() if name not in ours}
+        self.check_consistency()
 
     @property
     def meta_info(self) -> dict[str, Any]:
@@ -235,9 +243,13 @@ class DataProto:
         raise TypeError(f"a DataProto has no item {item!r}: it takes rows or a column's name")
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a column's name is text, not {name!r}")
         self.update({name: value})
 
     def __delitem__(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"a column's name is text, not {name!r}")
         self[name]  # or there is none
         if self.non_tensor_batch.pop(name, None) is None:
             del self.batch[name]
@@ -288,7 +300,7 @@ class DataProto:
         bounds = [at * size + min(at, more) for at in range(chunks + 1)]
         parts = [self.slice(bounds[at], bounds[at + 1]) for at in range(chunks)]
         for part in parts:
-            part.batch = part.batch.clone()
+            part._batch = part._batch.clone()
         return parts
 
     def reorder(self, indices: Any) -> None:
@@ -538,10 +550,6 @@ def rpc_timeout() -> int | None:
     """Seconds that a blocking call may take, by the environment's ``roll_RPC_TIMEOUT``."""
     text = os.environ.get("roll_RPC_TIMEOUT")  # noqa: SIM112  (so it is called)
     return None if text is None else int(text)
-
-
-def _tensors_of(columns: Mapping[str, Any], size: Any) -> Any:
-    return tensors.of(columns, size)
 
 
 def _moved(value: Any, device: Any) -> Any:
