@@ -13,7 +13,6 @@ import (
 
 // Huge pages or not, a segment has all its pages, and they are the segment's.
 func TestHugePages(t *testing.T) {
-	mappings(t) // has the runtime open what it polls files by
 	leakCheck(t)
 	const size = hugeFrom + 3*hugePage + 5*pageSize // whose end is no huge page
 	fd, err := newMemory(size, func() uint64 { return never })
@@ -51,7 +50,6 @@ func TestHugePages(t *testing.T) {
 
 // Where there are none, nothing is lost.
 func TestNoHugePages(t *testing.T) {
-	mappings(t)
 	leakCheck(t)
 	path := filepath.Join(t.TempDir(), "small")
 	content := noise(2*hugePage + 10)
