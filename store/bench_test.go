@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 )
 
@@ -47,6 +48,9 @@ func BenchmarkPut(b *testing.B) {
 					b.Fatal(err)
 				}
 				if !recycled {
+					for len(r.Status().Objects) > 0 {
+						runtime.Gosched() // until it is free
+					}
 					r.mu.Lock()
 					for r.ledger.pool.Len() > 0 {
 						r.ledger.giveUpOldest()

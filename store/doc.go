@@ -7,7 +7,8 @@
 // spilled. Memfds have no names, so nothing is left to clean up after a kill,
 // and no limit of /dev/shm counts. Pages are taken by fallocate, and only as
 // many as the machine can spare, so a shortage is an error and not a SIGBUS, nor
-// a process that the kernel kills.
+// a process that the kernel kills. Those of large segments are huge ones, as far
+// as the machine has any (huge.go).
 //
 // Who needs an object is told from two sides. The head says that somebody has a
 // handle (hold, drop, gone); a connection says that it has a view of the bytes

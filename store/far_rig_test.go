@@ -61,9 +61,6 @@ type farOptions struct {
 
 func newFarRig(t testing.TB, opts farOptions) *farRig {
 	t.Helper()
-	if warm, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
-		warm.Close() // has the runtime open what it polls by
-	}
 	leakCheck(t)
 	f := &farRig{TB: t, known: map[uint64]bool{}, lost: map[int]bool{}}
 	var authority *secure.Authority

@@ -24,12 +24,14 @@ func newMemory(capacity uint64, free func() uint64) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("memfd_create: %w", err)
 	}
+	large := capacity >= hugeFrom && unix.Ftruncate(fd, int64(capacity)) == nil //nolint:gosec // within a budget of memory
 	for at := uint64(0); at < capacity && err == nil; {
 		n := min(takeChunk, capacity-at)
 		if spare := free(); spare < n {
 			err = fmt.Errorf("%s of %s were taken, and %s can be spared: %w", bytesText(at), bytesText(capacity), bytesText(spare), unix.ENOMEM)
 			break
 		}
+		large = large && huge(fd, at, n)
 		switch err = unix.Fallocate(fd, 0, int64(at), int64(n)); { //nolint:gosec // within a budget of memory
 		case err == nil:
 			at += n
@@ -50,10 +52,8 @@ func newMemory(capacity uint64, free func() uint64) (int, error) {
 // discard gives a segment's memory, or disk, back although others may have it
 // mapped.
 func discard(seg *segment) {
-	if len(seg.mem) > 0 {
-		_ = unix.Munmap(seg.mem) // a mapping of our own, never half
-		seg.mem = nil
-	}
+	_ = munmap(seg.mem) // a mapping of our own, never half
+	seg.mem = nil
 	if seg.fd < 0 {
 		return
 	}
@@ -73,7 +73,7 @@ func mapped(seg *segment) ([]byte, error) {
 	if !seg.file {
 		protection |= unix.PROT_WRITE
 	}
-	mem, err := unix.Mmap(seg.fd, 0, int(seg.capacity), protection, unix.MAP_SHARED) //nolint:gosec // what a machine's memory holds
+	mem, err := mmapAligned(seg.fd, 0, seg.capacity, protection)
 	if err != nil {
 		return nil, fmt.Errorf("a segment of %s cannot be mapped: %w", bytesText(seg.capacity), err)
 	}
