@@ -23,6 +23,7 @@ from ray_roles import (
     raises,
     ray,
     remote,
+    variable,
 )
 
 
@@ -172,6 +173,16 @@ def devices_come_back() -> None:
     whole = Counter.options(num_gpus=4).remote()
     assert ray.get(whole.where.remote(), timeout=60)["gpus"] == 4
     ray.kill(whole)
+    all_devices_are_free()
+
+
+@case
+def tasks_that_wait_for_devices() -> None:
+    seen = [variable.options(num_gpus=2).remote("CUDA_VISIBLE_DEVICES") for _ in range(6)]
+    assert all(len(text.split(",")) == 2 for text in ray.get(seen, timeout=120))
+    actor = Counter.options(num_gpus=4).remote()
+    assert ray.get(actor.where.remote(), timeout=60)["gpus"] == 4
+    ray.kill(actor)
     all_devices_are_free()
 
 
