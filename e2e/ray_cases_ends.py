@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray_roles import (
     Plain,
     Queue,
     Sealed,
+    Special,
     case,
     has_async_methods,
     profiling,
@@ -224,6 +226,37 @@ def errors_of_an_event_loop() -> None:
 
     asyncio.run(main())
     for actor in (queue, counter):
+        ray.kill(actor)
+
+
+@case
+def a_call_that_is_cancelled_in_line() -> None:
+    counter = Counter.remote()
+    ray.get(counter.add.remote())
+    running, waiting, later = counter.sleep.remote(2), counter.add.remote(), counter.add.remote()
+    ray.wait([running], timeout=0.2)
+    ray.cancel(waiting)
+    raises(ray.exceptions.TaskCancelledError, lambda: ray.get(waiting, timeout=60))
+    slept, value = ray.get([running, later], timeout=60)
+    assert slept == "slept" and (REAL or value == 2)  # Ray may run it all the same
+    ray.kill(counter)
+
+
+@case
+def threads_of_a_script() -> None:
+    """As ROLL's pipelines validate: in a thread beside the one that trains."""
+    counter, queue = Counter.remote(), ray.remote(Queue).remote()
+
+    def turn(number: int) -> tuple[int, int]:
+        found = ray.get([counter.add.remote(), queue.put.remote(number)], timeout=60)
+        return found[0], raises(Special, lambda: ray.get(counter.fail.remote(number))).code
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(turn, range(24)))
+    assert sorted(value for value, _ in found) == list(range(1, 25))
+    assert [code for _, code in found] == list(range(24))
+    assert sorted(ray.get(queue.get.remote(24), timeout=60)) == list(range(24))
+    for actor in (counter, queue):
         ray.kill(actor)
 
 
