@@ -140,6 +140,17 @@ def an_actor_that_nobody_holds() -> None:
 
 
 @case
+def an_actor_that_is_called_back() -> None:
+    """By a handle that does not count, while a call of a handle that is gone runs."""
+    other = ray.remote(Queue).remote()
+    ref = ray.remote(Queue).remote().call_back.remote(other)
+    gc.collect()
+    ray.nodes()
+    assert ray.get(ref, timeout=60) == 0
+    ray.kill(other)
+
+
+@case
 def a_handle_that_others_hold() -> None:
     holder = Counter.remote()
     held = Counter.remote()
