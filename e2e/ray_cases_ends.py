@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,14 @@ from ray_roles import (
     Plain,
     Queue,
     Sealed,
+    Special,
     case,
     has_async_methods,
     profiling,
     raises,
     ray,
     remote,
+    variable,
 )
 
 
@@ -137,6 +140,17 @@ def an_actor_that_nobody_holds() -> None:
 
 
 @case
+def an_actor_that_is_called_back() -> None:
+    """By a handle that does not count, while a call of a handle that is gone runs."""
+    other = ray.remote(Queue).remote()
+    ref = ray.remote(Queue).remote().call_back.remote(other)
+    gc.collect()
+    ray.nodes()
+    assert ray.get(ref, timeout=60) == 0
+    ray.kill(other)
+
+
+@case
 def a_handle_that_others_hold() -> None:
     holder = Counter.remote()
     held = Counter.remote()
@@ -172,6 +186,16 @@ def devices_come_back() -> None:
     whole = Counter.options(num_gpus=4).remote()
     assert ray.get(whole.where.remote(), timeout=60)["gpus"] == 4
     ray.kill(whole)
+    all_devices_are_free()
+
+
+@case
+def tasks_that_wait_for_devices() -> None:
+    seen = [variable.options(num_gpus=2).remote("CUDA_VISIBLE_DEVICES") for _ in range(6)]
+    assert all(len(text.split(",")) == 2 for text in ray.get(seen, timeout=120))
+    actor = Counter.options(num_gpus=4).remote()
+    assert ray.get(actor.where.remote(), timeout=60)["gpus"] == 4
+    ray.kill(actor)
     all_devices_are_free()
 
 
@@ -213,6 +237,37 @@ def errors_of_an_event_loop() -> None:
 
     asyncio.run(main())
     for actor in (queue, counter):
+        ray.kill(actor)
+
+
+@case
+def a_call_that_is_cancelled_in_line() -> None:
+    counter = Counter.remote()
+    ray.get(counter.add.remote())
+    running, waiting, later = counter.sleep.remote(2), counter.add.remote(), counter.add.remote()
+    ray.wait([running], timeout=0.2)
+    ray.cancel(waiting)
+    raises(ray.exceptions.TaskCancelledError, lambda: ray.get(waiting, timeout=60))
+    slept, value = ray.get([running, later], timeout=60)
+    assert slept == "slept" and (REAL or value == 2)  # Ray may run it all the same
+    ray.kill(counter)
+
+
+@case
+def threads_of_a_script() -> None:
+    """As ROLL's pipelines validate: in a thread beside the one that trains."""
+    counter, queue = Counter.remote(), ray.remote(Queue).remote()
+
+    def turn(number: int) -> tuple[int, int]:
+        found = ray.get([counter.add.remote(), queue.put.remote(number)], timeout=60)
+        return found[0], raises(Special, lambda: ray.get(counter.fail.remote(number))).code
+
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(turn, range(24)))
+    assert sorted(value for value, _ in found) == list(range(1, 25))
+    assert [code for _, code in found] == list(range(24))
+    assert sorted(ray.get(queue.get.remote(24), timeout=60)) == list(range(24))
+    for actor in (counter, queue):
         ray.kill(actor)
 
 

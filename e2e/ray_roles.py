@@ -241,6 +241,17 @@ class Queue:
     async def forever(self) -> None:
         await asyncio.Event().wait()
 
+    async def call_back(self, other: Any) -> int:
+        me = ray.get_runtime_context().current_actor
+        return int(await other.back.remote(me))
+
+    async def back(self, other: Any) -> int:
+        await asyncio.sleep(0.3)
+        return int(await other.size.remote())
+
+    def size(self) -> int:
+        return len(self.items)
+
     async def give_up(self) -> None:
         raise asyncio.CancelledError
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ... import ResourceManager, _errors, _service
 from ..._resources import nodes as muster_nodes
-from .util.placement_group import PATIENCE, Bundle, PlacementGroup
+from .util.placement_group import Bundle, PlacementGroup
 
 _ENOUGH = 1e-9  # sums of fractions are not exact
 _AT_ONCE = 0.01  # seconds
@@ -151,14 +151,14 @@ def of_group(group: PlacementGroup, index: int, amount: float) -> Share:
     return share
 
 
-def anywhere(amount: float, node: str | None) -> Share:
-    """Devices of any node, reserved for this."""
+def anywhere(amount: float, node: str | None, patience: float) -> Share:
+    """Devices of any node, reserved for this, within so many seconds."""
     if amount >= 1:
-        bundle = Bundle(reserve(int(amount), 1, PATIENCE, node=node), 0, 0, int(amount))
+        bundle = Bundle(reserve(int(amount), 1, patience, node=node), 0, 0, int(amount))
         return Share(bundle, list(range(bundle.count)))
     share = _part_of(lambda: _book.shared, amount)
     if share is None:
-        pool = Pool(Bundle(reserve(1, 1, PATIENCE, node=node), 0, 0, 1))
+        pool = Pool(Bundle(reserve(1, 1, patience, node=node), 0, 0, 1))
         with _book.lock:
             share = Share(pool.bundle, pool.take(amount) or [], amount, pool)
             _book.shared.append(pool)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import WorkerConfig
 from . import _devices, _host, _nodes, _state
-from .util.placement_group import PlacementGroup
+from .util.placement_group import PATIENCE, PlacementGroup
 from .util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,
@@ -200,7 +200,9 @@ def devices_asked(options: Mapping[str, Any]) -> float:
     return float(options.get("num_gpus") or 0) or float(named.get("NPU") or 0)
 
 
-def configured(options: Mapping[str, Any]) -> tuple[WorkerConfig, _devices.Share | None]:
+def configured(
+    options: Mapping[str, Any], patience: float = PATIENCE
+) -> tuple[WorkerConfig, _devices.Share | None]:
     """What surrounds an actor or a task's worker, and the devices that it takes."""
     fields = environment(options)
     group, index = group_of(options)
@@ -209,7 +211,7 @@ def configured(options: Mapping[str, Any]) -> tuple[WorkerConfig, _devices.Share
     if group is not None:
         share = _devices.of_group(group, index, gpus)
     elif gpus:
-        share = _devices.anywhere(gpus, node_of(options))
+        share = _devices.anywhere(gpus, node_of(options), patience)
     else:
         fields["node"] = node_of(options)
     if share is not None:

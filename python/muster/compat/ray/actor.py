@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ... import WorkerHandle, _context, _errors, _service, get_cluster
+from ..._refs import Ref
 from . import _host, _names, _options, _state
 from ._private.async_compat import has_async_methods
 from ._refs import ObjectRef, failed, namespace_of, passed
@@ -130,10 +131,10 @@ class ActorClass(_options.Remote):
             raise
         if share is not None:
             share.use(made)
-        made.construct.remote()
         handle = ActorHandle(made, self._methods, self.__name__)
         if not name and options.get("lifetime") != "detached":
             handle._own()
+        handle._hold(made.construct.remote())
         return handle
 
     def __getattr__(self, name: str) -> Any:
@@ -176,10 +177,16 @@ class ActorHandle:
         self._ending: Any = None
 
     def _own(self) -> None:
-        """Have the actor end with this handle, after the calls that it has got by then."""
+        """Have the actor end with this handle, once the calls that it has got are answered."""
         calls = self._service._cluster._group()
         self._ending = weakref.finalize(self, _let_go, calls.connection, calls.number)
         self._ending.atexit = False  # all actors end with the script
+
+    def _hold(self, call: Ref) -> None:
+        """Keep this handle until a call is answered."""
+        if self._ending is not None:
+            held = [self]
+            call.watch(held.clear)
 
     @property
     def _actor_id(self) -> ActorID:
@@ -199,6 +206,7 @@ class ActorHandle:
             if not isinstance(refused, RayActorError):
                 raise refused from None
             return spread(failed(refused, ident), returns)
+        self._hold(call)
         return spread(ObjectRef(call, actor=ident), returns)
 
     def __getattr__(self, name: str) -> ActorMethod:

@@ -17,6 +17,7 @@ from . import _devices, _host, _names, _options, _state
 from ._refs import ObjectRef, passed
 from .actor import spread
 from .exceptions import WorkerCrashedError, translate
+from .util.placement_group import PATIENCE
 
 #: Workers for tasks of one kind; tasks beyond that wait in line.
 _MOST = max(16, os.cpu_count() or 1)
@@ -94,11 +95,15 @@ class _Crew:
             self._workers.remove(worker)
             worker.service.shutdown()
         loads = [load for load in loads if load >= 0]
-        if 0 in loads:
-            return self._workers[loads.index(0)]
-        if len(self._workers) >= _MOST:
-            return self._workers[loads.index(min(loads))]
-        config, share = _options.configured(self._options)
+        least = self._workers[loads.index(min(loads))] if loads else None
+        if least is not None and (0 in loads or len(loads) >= _MOST):
+            return least
+        try:
+            config, share = _options.configured(self._options, PATIENCE if least is None else 0)
+        except _errors.ResourceError:
+            if least is None:
+                raise
+            return least  # those who have the devices do one after the other
         if share is not None:
             share.lend()  # what tasks use of a group, its actors may use after them
         actor = _state.Actor(resources=_options.amounts(self._options, actor=False))
