@@ -135,7 +135,7 @@ test-pythons: venv ## the SDK's tests on every other Python that is here (ONLY="
 
 .PHONY: test-ray
 test-ray: venv $(VENV_RAY)/.ready ## the tests with real Ray, a Ray node per network namespace (needs root; TESTS= picks files, RAY=2.54.0 another release)
-	$(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS) $(or $(TESTS),e2e)
+	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,}hosts,ray" $(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS) $(or $(TESTS),e2e)
 
 $(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
 	@echo "making $(VENV_RAY) with Ray $(RAY), once (0.6 GB)"
