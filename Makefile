@@ -17,8 +17,10 @@ VERSION := $(shell sed -n 's/^__version__ *= *"\(.*\)"/\1/p' python/muster/_vers
 GOLANGCI_VERSION := v2.13.2
 
 VENV     := build/venv
-VENV_RAY := build/venv-ray
-RAY      := ray[default]==2.60.*
+# RAY=2.54.0 runs what needs Ray with another release of it, in an environment of its own.
+RAY_USUAL := 2.60.*
+RAY       ?= $(RAY_USUAL)
+VENV_RAY  := build/venv-ray$(if $(filter-out $(RAY_USUAL),$(RAY)),-$(RAY))
 VENV_TORCH := build/venv-torch
 TORCH      := torch==2.15.* tensordict==0.15.*
 PY       := $(VENV)/bin/python
@@ -132,13 +134,13 @@ test-pythons: venv ## the SDK's tests on every other Python that is here (ONLY="
 	@.ci/pythons
 
 .PHONY: test-ray
-test-ray: venv $(VENV_RAY)/.ready ## the tests with real Ray, a Ray node per network namespace (needs root; TESTS= picks files)
-	$(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS) $(or $(TESTS),e2e)
+test-ray: venv $(VENV_RAY)/.ready ## the tests with real Ray, a Ray node per network namespace (needs root; TESTS= picks files, RAY=2.54.0 another release)
+	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,}hosts,ray" $(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS) $(or $(TESTS),e2e)
 
 $(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
-	@echo "making $(VENV_RAY) with $(RAY), once (0.6 GB)"
+	@echo "making $(VENV_RAY) with Ray $(RAY), once (0.6 GB)"
 	@[ -x $(VENV_RAY)/bin/python ] || $(PYTHON) -m venv $(VENV_RAY) || { rm -rf $(VENV_RAY); exit 1; }
-	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt '$(RAY)'
+	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt 'ray[default]==$(RAY)'
 	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 

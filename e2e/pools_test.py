@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import weakref
+from pathlib import Path
 
 import pytest
 
 import muster
 from muster import Cluster, ResourceManager, WorkerConfig
 from roles import Echo, Probe
-from running import below, cluster, session
+from running import below, cluster, output_of, run_script, session
 
 
 def test_pools_are_reserved_and_given_back() -> None:
@@ -98,3 +99,16 @@ def test_a_cluster_that_nobody_holds_lives_on() -> None:
         gc.collect()
         assert gone() is None
         assert muster.get_cluster("kept").same([1]) == [1]
+
+
+FIRST = """
+if __name__ == "__main__":
+    print([(node["name"], node["state"], len(node["devices"]), node["here"]) for node in muster.nodes()])
+"""
+
+
+def test_nodes_are_told_once_they_have_joined(tmp_path: Path) -> None:
+    """Also where that is the first thing that a script asks for."""
+    package = str(Path(muster.__file__).parents[1])
+    done = run_script(tmp_path, FIRST, virtual="3x2", PYTHONPATH=package)
+    assert output_of(done) == f"{[(f'node-{i}', 'up', 2, i == 0) for i in range(3)]}\n"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+import unittest
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hosts import Hosts, Ray, Running
 from running import IMPORTS
 
+ROOT = Path(__file__).resolve().parent.parent
 # Three nodes of eight stand-ins: Ray counts eight GPUs on each, and none is there.
 VIRTUAL = "3x8"
 
@@ -44,7 +48,7 @@ class Cluster:
     def env(self, **more: str) -> dict[str, str]:
         return {**self.ray.env, "MUSTER_BACKEND": "ray", "MUSTER_VIRTUAL": VIRTUAL, **more}
 
-    def script(self, source: str, **files: str) -> Path:
+    def script(self, source: str, imports: str = IMPORTS, **files: str) -> Path:
         """A script in a folder of its own on the first host."""
         self._count += 1
         folder = self.hosts.scratch / f"work-{self._count}"
@@ -52,15 +56,24 @@ class Cluster:
         outside.mkdir()
         for name, text in files.items():
             (outside / f"{name}.py").write_text(text)
-        (outside / "script.py").write_text(IMPORTS + source)
+        (outside / "script.py").write_text(imports + source)
         return folder / "script.py"
 
     def start(self, source: str, env: dict[str, str] | None = None, **files: str) -> Running:
         path = self.script(source, **files)
-        # Its folder is not there outside the host.
-        inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(path.parent)]
-        command = [*inside, str(self.ray.python), str(path)]
-        return self.hosts.popen(0, command, env=env or self.env(), stdin=subprocess.PIPE)
+        return self.program([self.ray.python, path], env, path.parent)
+
+    def program(
+        self,
+        command: Sequence[str | Path],
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Running:
+        """Starts a program on the first host, in a folder that may be there alone."""
+        inside = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd or self.hosts.scratch)]
+        return self.hosts.popen(
+            0, [*inside, *command], env=env or self.env(), stdin=subprocess.PIPE
+        )
 
     def run(self, source: str, env: dict[str, str] | None = None, **files: str) -> Any:
         """A script run to a good end; what it printed last, as JSON."""
@@ -123,6 +136,23 @@ class Cluster:
         until(lambda: not self.musters(), lambda: f"left: {self.musters()}")
         until(lambda: not (files and self.files()), lambda: f"left: {self.files()}")
         until(lambda: not left(), lambda: f"left in Ray: {left()}", 60)
+
+
+def with_torch() -> dict[str, str]:
+    """What has the interpreter with Ray find torch too; where there is none, a skip."""
+    if importlib.util.find_spec("torch") is not None:
+        return {}
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = ROOT / "build" / "venv-torch" / "lib" / version / "site-packages"
+    if not (packages / "torch").is_dir():
+        raise unittest.SkipTest(
+            f"needs torch: `make test-torch` makes build/venv-torch ({version})"
+        )
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            [*filter(None, [os.environ.get("PYTHONPATH")]), str(packages)]
+        )
+    }
 
 
 def until(true: Callable[[], bool], problem: Callable[[], str], seconds: float = 30) -> None:

@@ -20,6 +20,7 @@ import pytest
 from hosts import Hosts, Running
 from ray_cluster import Cluster as Cluster  # other tests take them from here
 from ray_cluster import until as until
+from ray_cluster import with_torch
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -288,8 +289,7 @@ if __name__ == "__main__":
 
 
 def test_torch_distributed_over_three_hosts_twice(cluster: Cluster) -> None:
-    pytest.importorskip("torch")
-    env = cluster.env(GLOO_SOCKET_IFNAME="eth0")
+    env = cluster.env(GLOO_SOCKET_IFNAME="eth0", **with_torch())
     assert cluster.run(TORCH, env) == [[21.0] * 6] * 2
 
 

@@ -24,8 +24,9 @@ import (
 const explainBound = 15 * time.Second
 
 // joinLeast is what the agents of a pool that is reserved may take to join, also
-// where the pool itself was to be had at once.
-const joinLeast = 30 * time.Second
+// where the pool itself was to be had at once: as long as Ray may take to start a
+// process on a node that is busy.
+const joinLeast = 60 * time.Second
 
 // reservePool has the backend reserve a pool within the timeout, and the agents of
 // its nodes join within as long again.

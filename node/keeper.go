@@ -288,6 +288,7 @@ func (k *keeper) startRay(address string) []course.Order {
 	for _, s := range settings {
 		k.voice.Say("variable", fmt.Sprintf("%s=%s (%s)", s.Name, s.Value, s.From))
 	}
+	k.remove(false) // what an earlier try of Ray's has left
 	k.temp, k.remove, err = tempDir(k.TempDir)
 	if err != nil {
 		return fail(err)
@@ -334,11 +335,18 @@ func (k *keeper) rayEnded(how string) []course.Order {
 		return decide()
 	}
 	lines := meaningful(k.ray.tail.last())
+	cause := telling(lines)
+	if cause != "" {
+		how += ": " + cause
+	}
+	if strings.Contains(cause, slowLine) {
+		if k.leader != nil {
+			return k.leader.RaySlow(k.now(), how)
+		}
+		return k.replica.RaySlow(k.now(), how)
+	}
 	for _, l := range lines {
 		k.voice.Say("ray", "ray: "+l)
-	}
-	if cause := telling(lines); cause != "" {
-		how += ": " + cause
 	}
 	return decide()
 }

@@ -49,6 +49,7 @@ dir=$(dirname "$0")
 "$dir/raylet" 1000 &
 "$dir/gcs_server" 1000 &
 [ -e "$dir/broken" ] && { echo "ValueError: the stand-in is broken: on purpose"; kill $!; exit 1; }
+[ -e "$dir/slow" ] && { rm "$dir/slow"; echo "Exception: The current node timed out during startup."; kill $!; exit 1; }
 trap 'kill $(jobs -p); exit 1' TERM
 echo "Ray runtime started."
 while :; do wait; sleep 0.1; done
@@ -286,6 +287,24 @@ func TestRayThatIsBroken(t *testing.T) {
 	}
 	j.start(0, 1, "true").ends(1, "muster: Ray's head did not start: exit code 1: ValueError: the stand-in is broken: on purpose")
 	j.nothingLeft()
+}
+
+// Ray allows itself 30 s to start; here it has until the deadline.
+func TestRayThatIsSlowIsStartedAgain(t *testing.T) {
+	j, slow := newJobs(t), newJobs(t)
+	slow.port = j.port
+	for _, dir := range []string{j.dir, slow.dir} {
+		if err := os.WriteFile(filepath.Join(dir, "slow"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leader, other := j.start(0, 2, "true"), slow.start(1, 2)
+	leader.until("It is started again")
+	other.until("It is started again")
+	leader.ends(0, "")
+	other.ends(0, "")
+	j.nothingLeft()
+	slow.nothingLeft()
 }
 
 func TestALeaderHearsWhyAReplicaLeft(t *testing.T) {

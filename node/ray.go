@@ -22,6 +22,10 @@ import (
 // upLine is what `ray start` prints when its node is part of the cluster.
 const upLine = "Ray runtime started"
 
+// slowLine is what it says where a node took longer than the 30 s that Ray allows
+// itself, on a machine that is busy, or reads Ray from a slow disk.
+const slowLine = "timed out during startup"
+
 // stopWithin is how long Ray may take to stop by itself.
 const stopWithin = 15 * time.Second
 

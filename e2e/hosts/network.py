@@ -90,8 +90,8 @@ class Running:
 class Hosts:
     """Hosts on one switch, for the time of a with block.
 
-    The hosts of `bare` do not have the tree, apart from the folders of `kept`
-    (by default the virtual environment with Ray, at its usual path).
+    The hosts of `bare` do not have the tree, apart from the folders of `kept` (by
+    default this interpreter's virtual environment and those with Ray and torch).
     """
 
     def __init__(
@@ -100,8 +100,10 @@ class Hosts:
         if not 1 <= count <= 200:
             raise ValueError(f"{count} hosts; 1 to 200 can be had")
         self._count, self._bare = count, set(bare)
-        venv = ROOT / "build" / "venv-ray"
-        self._kept = list(kept) if kept is not None else [venv] if venv.exists() else []
+        venvs = {ROOT / "build" / "venv-ray", ROOT / "build" / "venv-torch", Path(sys.prefix)}
+        self._kept = sorted(v for v in venvs if v.is_relative_to(ROOT) and v.exists())
+        if kept is not None:
+            self._kept = list(kept)
         self._running: list[Running] = []
         self._memory = Memory()
         self.hosts: list[Host] = []

@@ -75,6 +75,9 @@ type Notice struct {
 	Release string `json:"release,omitempty"`
 }
 
+// slowly is said of a Ray that gave its own start up.
+const slowly = "Ray did not start within the time that it allows itself: this host is slow, or busy. It is started again"
+
 // again is how often the same progress is said.
 const again = 30 * time.Second
 

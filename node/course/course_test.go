@@ -137,6 +137,14 @@ func TestRayThatDoesNotStart(t *testing.T) {
 	expect(t, l.RayEnded(s, "exit code 1: no module named ray"), `exit 1 "Ray's head did not start: exit code 1: no module named ray"`)
 	l = NewLeader("L", 2, 2, limits)
 	l.Start()
+	expect(t, l.RaySlow(30*s, "timed out"), "slow, start-ray")
+	expect(t, l.RaySlow(60*s, "timed out"), `exit 1 "Ray's head did not start: timed out"`)
+	l = NewLeader("L", 2, 2, limits)
+	l.Start()
+	expect(t, l.Tick(60*s), "stop-ray")
+	expect(t, l.RaySlow(61*s, "timed out"), `exit 1 "Ray's head was not up within 60 s"`)
+	l = NewLeader("L", 2, 2, limits)
+	l.Start()
 	expect(t, l.Tick(60*s), "stop-ray")
 	expect(t, l.RayEnded(61*s, ""), `exit 1 "Ray's head was not up within 60 s"`)
 }
@@ -281,7 +289,8 @@ func TestWhatEndsAReplica(t *testing.T) {
 	expect(t, r.Tick(60*s), `tell, exit 1 "rank 1 waited 60 s for the leader at a:1 in vain: its name cannot be looked up: no such host"`)
 	r = NewReplica(1, "a:1", limits)
 	r.Looked(s, Notice{Leader: "L", Phase: Gathering, Ray: "x"})
-	expect(t, r.RayEnded(9*s, "exit code 1: wrong version"), `tell, exit 1 "this node could not join Ray: exit code 1: wrong version"`)
+	expect(t, r.RaySlow(31*s, "timed out"), "slow, start-ray x")
+	expect(t, r.RayEnded(40*s, "exit code 1: wrong version"), `tell, exit 1 "this node could not join Ray: exit code 1: wrong version"`)
 }
 
 func TestManyThatAreMissingAreNamedInShort(t *testing.T) {

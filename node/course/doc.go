@@ -6,6 +6,7 @@
 // The leader:
 //
 //	starting   Ray's head is up           -> gathering
+//	           it gave its start up       -> it is started again
 //	           it ended, or the deadline  -> leaving, 1
 //	gathering  enough replicas joined     -> running, the command starts
 //	           the deadline               -> leaving, 1
@@ -21,6 +22,7 @@
 //	           the leader refuses               -> leaving, 1
 //	           the deadline                     -> leaving, 1
 //	joining    Ray is up                        -> joined
+//	           it gave its start up             -> it is started again
 //	           it ended, or the deadline        -> leaving, 1
 //	joined     the leader says that all is over -> leaving, with its code
 //	           Ray ended                        -> leaving, 1: a lost raylet

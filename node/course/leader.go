@@ -151,6 +151,15 @@ func (l *Leader) RayEnded(now time.Duration, how string) []Order {
 	return l.leave(now, 1, "Ray's head ended before the command started: "+how)
 }
 
+// RaySlow says that Ray gave its own start up, as that took longer than it allows
+// itself. Here it may take until the deadline.
+func (l *Leader) RaySlow(now time.Duration, how string) []Order {
+	if l.notice.Phase != Starting || now >= l.limits.Join {
+		return l.RayEnded(now, how)
+	}
+	return []Order{say("slow", slowly), {Do: StartRay}}
+}
+
 // Signal takes a signal to this process. forward is false where the command has
 // got it too, from the terminal.
 func (l *Leader) Signal(now time.Duration, name string, number int, forward bool) []Order {

@@ -40,6 +40,7 @@ type Replica struct {
 	misses  int           // in a row
 	refused int           // in a row
 	tokens  int           // in a row
+	address string        // of the Ray that it joins
 	last    string        // why the last look failed
 	shown   string
 	shownAt time.Duration
@@ -70,7 +71,7 @@ func (r *Replica) Looked(now time.Duration, n Notice) []Order {
 		}
 		return r.leave(Left, n.Code, reason)
 	case r.state == Seeking && n.Ray != "":
-		r.state, r.leader, r.ray = Joining, n.Leader, true
+		r.state, r.leader, r.ray, r.address = Joining, n.Leader, true, n.Ray
 		return []Order{say("joining", "the leader is at %s; joining Ray at %s", r.where, n.Ray), {Do: StartRay, Address: n.Ray}}
 	case r.state == Seeking:
 		r.last = "it is there, but its Ray was not up"
@@ -137,6 +138,15 @@ func (r *Replica) RayEnded(_ time.Duration, how string) []Order {
 		return r.leave(Failed, 1, "this node could not join Ray: "+how)
 	}
 	return r.leave(Failed, 1, "lost raylet: this node's Ray ended: "+how)
+}
+
+// RaySlow says that Ray gave its own start up, as that took longer than it allows
+// itself. Here it may take until the deadline.
+func (r *Replica) RaySlow(now time.Duration, how string) []Order {
+	if r.state != Joining || now >= r.limits.Join {
+		return r.RayEnded(now, how)
+	}
+	return []Order{say("slow", slowly), {Do: StartRay, Address: r.address}}
 }
 
 // Signal takes a signal to this process.
