@@ -3,6 +3,7 @@ package store
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
 	"unsafe"
 
@@ -14,11 +15,11 @@ const (
 	hugePage = 2 << 20
 	// hugeFrom is from how large a segment on that is tried.
 	hugeFrom = 8 * hugePage
-	// hugeStep is how much is tried at a time, and hugeBound how long that may
-	// take: several times as long as with small pages. The kernel may have to move
+	// hugeStep is how much is tried at a time, and hugeBound how much CPU time that
+	// may take: twice as much as with small pages. The kernel may have to move
 	// others' pages for it, and what it gains is not worth any time.
-	hugeStep  = 64 * hugePage
-	hugeBound = 250 * time.Millisecond
+	hugeStep  = 32 * hugePage
+	hugeBound = 50 * time.Millisecond
 )
 
 // huge gives bytes of a memfd huge pages, as far as there are any: to sum up, send
@@ -26,17 +27,26 @@ const (
 // memory is that of the small pages in their place, no more. Machines are mostly
 // set up so that memfds have huge pages only where this is asked for (Linux 6.1).
 func huge(fd int, at, n uint64) bool {
+	runtime.LockOSThread() // whose time it is
+	defer runtime.UnlockOSThread()
 	from, to := (at+hugePage-1)&^(hugePage-1), (at+n)&^(hugePage-1)
 	for ; from < to; from += hugeStep {
 		step := min(hugeStep, to-from)
-		began := time.Now()
+		before := threadTime()
 		err := collapse(fd, from, step)
 		busy := errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EBUSY) // some of them
-		if err != nil && !busy || time.Since(began) > hugeBound {
+		if err != nil && !busy || threadTime()-before > hugeBound {
 			return false
 		}
 	}
 	return true
+}
+
+// threadTime is how much CPU time the calling thread has had.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) // every kernel has it
+	return time.Duration(t.Nano())
 }
 
 // collapse has the kernel put huge pages there.
