@@ -367,16 +367,23 @@ _NODES = 2
 _GPUS = 4
 
 
-def start() -> None:
-    """A session on two nodes of four made-up GPUs."""
+def start() -> Callable[[], None]:
+    """A session on two nodes of four made-up GPUs; what is returned ends it."""
     if REAL:
         nodes = importlib.import_module("ray.cluster_utils").Cluster()
         for _ in range(_NODES):
             nodes.add_node(num_cpus=8, num_gpus=_GPUS, object_store_memory=100_000_000)
         ray.init(address=nodes.address, namespace="roll", log_to_driver=False)
-    else:
-        importlib.import_module("muster").init(virtual=f"{_NODES}x{_GPUS}")
-        ray.init(namespace="roll")
+
+        def end() -> None:
+            ray.shutdown()
+            nodes.shutdown()
+
+        return end
+    importlib.import_module("muster").init(virtual=f"{_NODES}x{_GPUS}")
+    ray.init(namespace="roll")
+    shutdown: Callable[[], None] = ray.shutdown
+    return shutdown
 
 
 @cache

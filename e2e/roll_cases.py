@@ -206,11 +206,11 @@ def a_pool_is_given_back() -> Any:
 
 
 def main(wanted: list[str]) -> int:
-    start()
+    end = start()
     for name, function in CASES.items():
         if not wanted or name in wanted:
             print(f"{name} = {told(function)}", flush=True)
-    ray.shutdown()
+    end()
     return 0
 
 
