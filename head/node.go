@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -452,8 +454,8 @@ func (n *node) lose(why *spec.Error) {
 		n.lost, n.ready = why, false
 		n.hereLocked()
 		why.Node = n.name
-		for _, w := range h.workers {
-			if w.node == n {
+		for _, number := range slices.Sorted(maps.Keys(h.workers)) { // so that the first rank is told
+			if w := h.workers[number]; w != nil && w.node == n {
 				h.lostLocked(w, why, &b)
 			}
 		}

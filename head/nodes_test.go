@@ -118,3 +118,18 @@ func TestWhatAWorkerNamesIsFoundWhereItCameFrom(t *testing.T) {
 	defer b.mu.Unlock()
 	wantStates(t, b.dirs, "/project/work", "/project/work")
 }
+
+// Of the ranks that go with a node, the first is the one that is told.
+func TestTheFirstRankOfALostNodeIsTold(t *testing.T) {
+	legs := make(chan *fake.Leg, 8)
+	r := newRig(t, setup{virtual: "1x0", script: fake.Script{Answer: func(leg *fake.Leg) { legs <- leg }}})
+	info := r.cluster("a", 8)
+	call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
+	for range 8 {
+		within(t, legs, "a leg")
+	}
+	r.fake.Agent(0).Kill()
+	if e := r.owner.fails(call, spec.CodeNodeLost, "the agent of node-0 is gone"); e.Rank != 0 {
+		t.Errorf("rank %d is told", e.Rank)
+	}
+}
