@@ -13,8 +13,8 @@ import socket
 import threading
 from typing import Any
 
-#: The releases of Ray that the suite runs with: from the first, before the second.
-TESTED = ((2, 60), (2, 61))
+#: The releases of Ray that the backend's tests were run with.
+TESTED = ((2, 54), (2, 56), (2, 58), (2, 60))
 #: Seconds for a port to answer, and for Ray to let us in.
 _PORT_PATIENCE = 3.0
 _JOIN_PATIENCE = 12.0
@@ -35,14 +35,14 @@ class Refused(Exception):
 
 
 def untested(version: str) -> str:
-    """A warning, where the release of Ray is outside those that are tested."""
+    """A warning, where the release of Ray is none of those that are tested."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-    low, high = TESTED
-    if low <= numbers < high:
+    if numbers in TESTED:
         return ""
-    first, last = f"{low[0]}.{low[1]}", f"{high[0]}.{high[1] - 1}"
-    span = first if first == last else f"{first} to {last}"
-    return f"Ray {version} is outside the releases that Muster is tested with ({span}); it may work"
+    known = ", ".join(f"{major}.{minor}" for major, minor in TESTED)
+    return (
+        f"Ray {version} is none of the releases that Muster is tested with ({known}); it may work"
+    )
 
 
 def find_address(address: str) -> str:
