@@ -106,7 +106,7 @@ var _ backend.Reserver = (*reserving)(nil)
 func TestWhatAWorkerNamesIsFoundWhereItCameFrom(t *testing.T) {
 	r, b := newReserving(t, []string{"node-1"})
 	b.mu.Lock()
-	b.moved = map[string]string{"/cache/ab": "/home/me"}
+	b.moved = map[string]string{"/cache/ab": "/project"}
 	b.mu.Unlock()
 	var p spec.Pool
 	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 2, Nodes: 1, Timeout: 10}, &p))
