@@ -76,6 +76,8 @@ def test_while_it_stops_its_command(hosts: Hosts) -> None:
         replicas = [start(i, "bash", "-c", stubborn) for i in range(3)]
         for other in replicas[1:]:
             other.until("running")
+        out = replicas[0].running.stdout
+        assert out is not None and out.readline() == "on\n"  # from now on TERM is nothing to it
         replicas[0].signal(signal.SIGTERM)
         replicas[0].until("signal", "SIGTERM: the command may take")
         kill(replicas[0])

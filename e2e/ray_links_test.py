@@ -181,8 +181,12 @@ def patient() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(patient: Cluster) -> Iterator[Cluster]:
-    """The same, whole again where a test before was so slow that Ray gave a node up."""
-    if not patient.ray.pids(FAR, "raylet"):
+    """The same, whole again where a test before was so slow that Ray gave a node up, whose
+    raylet ends when it hears of it."""
+    try:
+        patient.ray.wait_for_nodes(2, 10)
+    except AssertionError:
+        until(lambda: not patient.ray.pids(FAR, "raylet"), lambda: "its raylet goes on", 60)
         patient.ray.start(FAR)
         patient.ray.wait_for_nodes(2)
     yield patient
