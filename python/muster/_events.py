@@ -175,12 +175,15 @@ class Screen:
         self._clock = clock
         self._lock = threading.RLock()
         self._waits = 0
+        self._since = 0.0  # when the first of those who wait began to
         self._live = ""
         self._subjects: dict[str, tuple[float, float]] = {}  # first seen, last shown
 
     def allow_live(self, change: int) -> None:
         """Somebody begins to wait (1) or has ended to (-1)."""
         with self._lock:
+            if self._waits == 0:
+                self._since = self._clock()
             self._waits += change
             if self._waits == 0:
                 self.clear()
@@ -213,7 +216,9 @@ class Screen:
             self._live = "" if over else _fit(status)
             if was_live or self._live:
                 write(_ERASE + self._live)
-        elif self._worth_a_line(subject, now - first, now - shown, final):
+        elif self._worth_a_line(
+            subject, now - (min(first, self._since) if self._waits else first), now - shown, final
+        ):
             write(status + "\n")
             if not final:
                 self._subjects[subject] = (first, now)

@@ -166,3 +166,16 @@ def test_a_head_that_goes_while_it_is_dialled_is_followed_by_the_next(
     thread.join(30)
     listener.close()
     assert terminal.getvalue() == "[a-0] of head 1\n[a-0] of head 3\n"
+
+
+def test_a_wait_counts_from_where_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told of late, when somebody has waited for long, is shown at once."""
+    plain, clock = io.StringIO(), Clock()
+    monkeypatch.setattr("sys.stderr", plain)
+    screen = Screen(clock)
+    screen.allow_live(1)
+    clock.now += 3
+    screen.progress({"subject": "pool", "doing": "waiting for nodes"})
+    screen.allow_live(-1)
+    screen.progress({"subject": "other", "doing": "waiting for nodes"})
+    assert plain.getvalue() == "muster: pool: waiting for nodes\n"
