@@ -269,6 +269,7 @@ def _detach_forks(board: Board, control: socket.socket, stacks: int) -> None:
         control.close()
         if board.calls is not None:
             board.calls.close()
+        signal.set_wakeup_fd(-1)
         faulthandler.unregister(linux.STACKS_SIGNAL)
         os.close(stacks)
         for number, default in (

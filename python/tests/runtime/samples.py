@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import ctypes
+import functools
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -223,6 +226,23 @@ class Async(Worker):
             await asyncio.sleep(3600)
         finally:
             print("cleaned up", flush=True)
+
+    async def signalled_as_it_waits(self) -> None:
+        """Have the loop get SIGTERM when it has looked for signals and goes to sleep."""
+        loop: Any = asyncio.get_running_loop()
+        poll = loop._selector._selector.poll
+        kill = functools.partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGTERM)
+
+        class Late:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(poll.__self__, name)
+
+            def poll(self, *timeout: Any) -> Any:
+                # No step of the interpreter lies between the two.
+                both = [kill, functools.partial(poll, *timeout)]
+                return list(map(functools.partial.__call__, both))[1]
+
+        loop._selector._selector = Late()
 
     async def cancels_itself(self) -> None:
         raise asyncio.CancelledError

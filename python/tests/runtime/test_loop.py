@@ -125,3 +125,8 @@ def test_a_big_reply_does_not_block_the_loop(worker: Worker) -> None:
 def test_shutdown_by_the_agent(worker: Worker) -> None:
     worker.control.send(_wire.KIND_NOTICE, 0, ["shutdown", {}])
     assert worker.exit() == 0
+
+
+def test_a_signal_that_comes_as_the_loop_goes_to_sleep_ends_it(worker: Worker) -> None:
+    worker.calls.leg(1, "signalled_as_it_waits")
+    assert worker.exit() == 0
