@@ -37,18 +37,22 @@ func Sweeper(command []string) int {
 		_, _ = io.Copy(io.Discard, os.NewFile(lifelineFd, "lifeline"))
 		close(orphaned)
 	}()
+	alone := false // nobody waits for us, and nobody else will clear
 	for ended := false; !ended; {
 		select {
 		case sig := <-signals:
 			child.Signal(sig.(syscall.Signal))
 		case <-orphaned:
-			orphaned = nil
+			orphaned, alone = nil, true
 			child.Signal(syscall.SIGKILL)
 		case <-child.Done():
 			ended = true
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
+	ctx, cancel := context.Background(), func() {}
+	if !alone {
+		ctx, cancel = context.WithTimeout(ctx, stopWithin)
+	}
 	defer cancel()
 	if err := reaper.Clear(ctx); err != nil {
 		return fail(err)

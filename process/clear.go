@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 )
@@ -65,9 +66,7 @@ func (r *Reaper) clear(ctx context.Context) error {
 			entries, err := Scan()
 			if err == nil {
 				left = r.unknown(entries)
-				for _, e := range left {
-					_ = Kill(e) // gone is as good; anything else shows in the next look
-				}
+				killAll(left, Kill)
 			}
 			r.mu.Lock()
 			// Clean only if nothing unknown ended while we looked: its children
@@ -82,6 +81,15 @@ func (r *Reaper) clear(ctx context.Context) error {
 		if err := pause(ctx, changed, held); err != nil {
 			return leftError(left, err)
 		}
+	}
+}
+
+// killAll kills what Below found, what is deepest first: one in between may be
+// there to end all below it when those above it are gone, and we may be killed
+// before we are through.
+func killAll(found []Entry, kill func(Entry) error) {
+	for _, e := range slices.Backward(found) {
+		_ = kill(e) // gone is as good; anything else shows in the next look
 	}
 }
 

@@ -331,6 +331,23 @@ func FuzzParseStat(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = parseStat(b) })
 }
 
+func TestWhatIsDeepestIsKilledFirst(t *testing.T) {
+	entries := []Entry{{Pid: 5, Parent: 4}, {Pid: 2, Parent: 1}, {Pid: 4, Parent: 3}, {Pid: 3, Parent: 2}, {Pid: 6, Parent: 1}}
+	killed := map[int]bool{}
+	killAll(Below(entries, func(e Entry) bool { return e.Parent == 1 }), func(e Entry) error {
+		for _, other := range entries {
+			if other.Parent == e.Pid && !killed[other.Pid] {
+				t.Errorf("%d was killed before %d, which is below it", e.Pid, other.Pid)
+			}
+		}
+		killed[e.Pid] = true
+		return nil
+	})
+	if len(killed) != len(entries) {
+		t.Errorf("killed %v, want all of %v", killed, entries)
+	}
+}
+
 func TestBelow(t *testing.T) {
 	entries := []Entry{{Pid: 5, Parent: 4}, {Pid: 2, Parent: 1}, {Pid: 3, Parent: 2}, {Pid: 4, Parent: 3}, {Pid: 9, Parent: 1}}
 	var pids []int
