@@ -6,6 +6,7 @@ import (
 	"testing"
 	"testing/fstest"
 
+	"github.com/muster-rl/muster/process"
 	"github.com/muster-rl/muster/spec"
 )
 
@@ -96,6 +97,36 @@ func TestMemory(t *testing.T) {
 	} {
 		if got := memory(root); got != want {
 			t.Errorf("got %d, want %d", got, want)
+		}
+	}
+}
+
+func TestAZygoteIsNotKilledThatSomebodyIsAboutToWaitFor(t *testing.T) {
+	reaper, err := process.NewReaper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reaper.Close()
+	child, err := reaper.Start(process.Command{Path: "/bin/sleep", Args: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		child.Signal(syscall.SIGKILL)
+		<-child.Done()
+	}()
+	z := &zygote{child: child, ready: make(chan struct{})}
+	zs := &zygotes{byKey: map[string]*zygote{zygoteKey(spec.Runtime{}, nil): z}}
+	for range 2 {
+		if got, err := zs.get(spec.Runtime{}, nil); got != z || err != nil {
+			t.Fatal(got, err)
+		}
+	}
+	stopping := make(chan struct{})
+	close(stopping)
+	for n, doomed := range []bool{false, true} { // the one gives up before the other waits
+		if zs.wait(z, stopping) || z.doomed.Load() != doomed {
+			t.Errorf("after %d have given up: killed %v", n+1, !doomed)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (a *agent) warm(req wire.Warm) error {
 	if err != nil {
 		return err
 	}
-	<-z.ready
+	a.zygotes.wait(z, nil)
 	return z.loadErr
 }
 

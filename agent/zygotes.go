@@ -23,7 +23,8 @@ type zygotes struct {
 	shut  bool
 }
 
-// get returns the zygote for workers of such an environment, loading or loaded.
+// get returns the zygote for workers of such an environment, loading or loaded,
+// and counts the caller among those who wait for it. Who gets one waits.
 func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) {
 	key := zygoteKey(rt, env)
 	zs.mu.Lock()
@@ -35,6 +36,7 @@ func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) 
 		select {
 		case <-z.child.Done():
 		default:
+			z.waiting++
 			return z, nil
 		}
 	}
@@ -42,6 +44,7 @@ func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) 
 	if err != nil {
 		return nil, err
 	}
+	z.waiting++
 	zs.byKey[key], zs.all[z] = z, true
 	go z.load()
 	go func() {
@@ -60,9 +63,6 @@ func (zs *zygotes) get(rt spec.Runtime, env map[string]string) (*zygote, error) 
 // zygote that a start was given up for is not used again, and is killed when
 // nobody else waits for it: it may never be ready.
 func (zs *zygotes) wait(z *zygote, stopping <-chan struct{}) bool {
-	zs.mu.Lock()
-	z.waiting++
-	zs.mu.Unlock()
 	loaded := true
 	select {
 	case <-z.ready:

@@ -26,6 +26,7 @@ from typing import Any
 from . import _errors, _objects, _wire
 from ._comeback import Comeback, Stopped, Way
 from ._loops import Loops
+from ._reading import looks_up
 from ._refs import PENDING, Ref, SplitCall
 from ._sending import Sender
 from ._unanswered import Due, Hold, Parts
@@ -261,6 +262,7 @@ class Connection(Sender):
         self._outgoing = None
         self._acknowledges = False
         self._era += 1
+        looks_up(stream.sock)
         self._sock = stream.sock
         self._stream = stream
         self._loops.move(stream.sock.fileno(), old)

@@ -7,6 +7,7 @@ closes, it stops everything and exits.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -137,12 +138,17 @@ class HeadProcess:
     def _reap(self) -> bool:
         if self._status is None:
             try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                # Looked at before it is taken, as another thread may look at the same moment.
+                found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
-                self._status = -1
+                if self._status is None:
+                    self._status = -1
             else:
-                if pid:
-                    self._status = status
+                if found is not None:
+                    code, exited = found.si_status, found.si_code == os.CLD_EXITED
+                    self._status = code << 8 if exited else code
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(self.pid, os.WNOHANG)
         return self._status is not None
 
     def terminate(self) -> None:

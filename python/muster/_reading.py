@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 from _thread import get_ident
 from collections.abc import Callable, Generator, Sequence
 from itertools import count
@@ -27,11 +28,20 @@ from ._waiting import Gate, Sink
 #: How often a follower looks whether it has become the first: nobody may have
 #: told it, where the one before was interrupted.
 _FOLLOWER_LOOKS = 1.0
+#: How often one who reads leaves the kernel, so that the handlers of signals run: one that comes
+#: between the interpreter's last look for signals and a wait would be heard when that is over.
+LEADER_LOOKS = 1.0
+_RECEIVES_FOR = struct.pack("@ll", int(LEADER_LOOKS), 0)
 
 _ANSWER = _wire.KIND_ANSWER
 _ANSWERING = (_ANSWER, _wire.KIND_RESPONSE)
 
 Turn = tuple[int, int]
+
+
+def looks_up(sock: socket.socket) -> None:
+    """Have a receive that waits come back now and then, with BlockingIOError."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVES_FOR)
 
 
 class Reader:
@@ -63,6 +73,7 @@ class Reader:
         self._turns: dict[Turn, Gate | None] = {}
         self._numbers = count()
         self._loops = Loops(stream.fileno(), self.poll, self._at_rest)
+        looks_up(stream.sock)
 
     def flush(self) -> None:
         """Tell the head what was given back."""
@@ -197,13 +208,13 @@ class Reader:
             return True
         if deadline is not None:
             left = deadline - monotonic()
-            if left <= 0 or not self._poll(select.POLLIN, left):
-                return False
+            if left <= 0 or not self._poll(select.POLLIN, min(left, LEADER_LOOKS)):
+                return left > LEADER_LOOKS
         try:
             stream.fill(0 if deadline is None else socket.MSG_DONTWAIT)
             self._deliver(stream)
         except BlockingIOError:
-            pass  # poll may promise what is not there
+            pass  # nothing came for a while, or poll promised what is not there
         except (OSError, EOFError, _errors.ProtocolError) as error:
             return self._ended(stream, error, deadline)
         return True
@@ -272,11 +283,11 @@ class Reader:
                 self._to_acknowledge.discard(ident)
                 self._acknowledges = True
 
-    def _poll(self, events: int, seconds: float | None) -> int:
+    def _poll(self, events: int, seconds: float) -> int:
         fd = self._sock.fileno()
         if fd < 0:
             return select.POLLHUP  # it was closed just now
         poller = select.poll()
         poller.register(fd, events)
-        found = poller.poll(None if seconds is None else max(0.0, seconds) * 1000)
+        found = poller.poll(max(0.0, seconds) * 1000)
         return found[0][1] if found else 0

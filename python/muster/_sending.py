@@ -16,7 +16,7 @@ from typing import Any
 
 from . import _objects, _wire
 from ._endings import attempt, owned
-from ._reading import Reader, Turn
+from ._reading import LEADER_LOOKS, Reader, Turn
 from ._unanswered import Hold, MovedOn, Parts
 from ._waiting import unsent
 
@@ -234,7 +234,7 @@ class Sender(Reader):
                 break
             leading = self._leads(turn)
             events = select.POLLOUT | (select.POLLIN if leading else 0)
-            found = self._poll(events, None if leading else _SENDER_LOOKS)
+            found = self._poll(events, LEADER_LOOKS if leading else _SENDER_LOOKS)
             if leading and found & ~select.POLLOUT:
                 self._receive_now()
 

@@ -25,6 +25,7 @@ class Stop(BaseException):
 @pytest.fixture
 def alarms() -> Iterator[None]:
     def stop(_number: int, _frame: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         raise Stop
 
     before = signal.signal(signal.SIGALRM, stop)
@@ -38,7 +39,7 @@ def test_an_interrupted_request_leaves_the_connection_usable(stores: Stores, ala
     number = publish(put(1))
     for begin in (lambda: put(2), lambda: received(number).root()):
         store.answering.clear()
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)  # until it is heard
         with pytest.raises(Stop):
             begin()
         store.answering.set()
@@ -93,13 +94,14 @@ def test_a_signal_handler_may_use_the_store_that_it_interrupted(stores: Stores) 
     done: list[bool] = []
 
     def use(_number: int, _frame: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         store.answering.set()
         done.append(np.array_equal(put(5).root(), content(5)))
 
     before = signal.signal(signal.SIGALRM, use)
     try:
         store.answering.clear()
-        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)  # until it is heard
         assert np.array_equal(put(6).root(), content(6))
     finally:
         signal.signal(signal.SIGALRM, before)

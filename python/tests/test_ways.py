@@ -16,6 +16,7 @@ from fakeheads import CALLER, Heads
 import muster
 from muster import _wire
 from muster._client import Connection
+from muster._embedded import HeadProcess
 from muster._ways import Embedded, Hello
 
 PROGRAM = f"""#!{sys.executable}
@@ -103,6 +104,27 @@ def played(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Played]:
 
 def plays(*lines: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("played", [lines], indirect=True)
+
+
+def test_two_who_see_an_end_at_the_same_moment_see_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, pair = HeadProcess.start("/bin/true")
+    waitpid, seen = os.waitpid, []
+
+    def between(pid: int, options: int) -> tuple[int, int]:
+        found = waitpid(pid, options)
+        if found[0]:
+            seen.append((head.orderly(), head.manner()))
+        return found
+
+    monkeypatch.setattr(os, "waitpid", between)
+    assert head.wait(DEADLINE)
+    told = (True, f"the head (process {head.pid}) ended with exit code 0")
+    assert (head.orderly(), head.manner()) == told
+    assert seen == [told]
+    pair.close()
+    head.forget()
 
 
 RESUMED = "head --embedded --resume calm"

@@ -19,14 +19,21 @@ Whichever comes second sees the other.
 The injected exception is raised by a signal's handler, which runs on the main
 thread itself and looks at ``current`` there: it can neither miss the call nor
 hit the next one.
+
+A handler of Python's runs when the interpreter looks for signals. One that comes
+between such a look and a system call that waits is not seen until that returns.
+So C code also writes each signal to a pipe, and `control` repeats it until its
+handler has run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from types import CodeType, FrameType
 
 from . import linux
@@ -70,13 +77,27 @@ class Board:
         self.leaving: object = None
         #: What the main thread waits on for calls.
         self.calls: socket.socket | None = None
-        self._left = False
+        #: Has a main thread that waits for more than calls look at ``leaving``.
+        self.wake: Callable[[], None] = _nothing
+        #: Where the numbers of signals come out that the process has got.
+        self.signals = -1
+        self._noted = -1  # where they go in
+        self._ending = False  # the main thread was told to leave
+        self._left = False  # and has heard it
         self._main = threading.main_thread().ident or 0
 
     def listen(self) -> None:
         """Handle the signals of cancel and end; on the main thread only."""
+        self.signals, self._noted = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._noted, warn_on_full_buffer=False)
         signal.signal(linux.CANCEL_SIGNAL, self.on_cancel)
         signal.signal(signal.SIGTERM, self.on_end)
+
+    def detach(self) -> None:
+        """In a forked child: its signals are its own."""
+        signal.set_wakeup_fd(-1)
+        os.close(self.signals)
+        os.close(self._noted)
 
     def admit(self, call: int) -> None:
         """Raise Refusal where a call that is about to begin must not run."""
@@ -138,10 +159,40 @@ class Board:
         """
         if self.leaving is None:
             self.leaving = code
+        self._ending = True
+        self._tell_to_leave()
+
+    def _tell_to_leave(self) -> None:
         signal.pthread_kill(self._main, signal.SIGTERM)
         if self.calls is not None:
             with contextlib.suppress(OSError):
                 self.calls.shutdown(socket.SHUT_RD)
+        self.wake()
+
+    # --- signals, as the control thread sees them -----------------------------
+
+    def note_signals(self) -> None:
+        """Take in which signals have come."""
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGTERM in os.read(self.signals, 4096) and not self._ending and self._ends():
+                self.end(0)
+
+    def unheard(self) -> bool:
+        """Whether the main thread was sent a signal whose handler has not run."""
+        if self._pending != 0 and self._pending == self.current:
+            return True
+        return self._ending and not self._left and self._ends()
+
+    def repeat_signals(self) -> None:
+        """Send again what is unheard: handlers do nothing where they have run meanwhile."""
+        if self._pending != 0 and self._pending == self.current:
+            signal.pthread_kill(self._main, linux.CANCEL_SIGNAL)
+        if self._ending and not self._left and self._ends():
+            self._tell_to_leave()
+
+    def _ends(self) -> bool:
+        """Whether SIGTERM means the end, and not what user code has made of it."""
+        return signal.getsignal(signal.SIGTERM) == self.on_end
 
     def on_end(self, _number: int, _frame: FrameType | None) -> None:
         if self.leaving is None:
@@ -159,3 +210,7 @@ class Board:
         if frame is None or frame.f_code not in self.own_code:
             self.taint(call)
         raise Interrupted
+
+
+def _nothing() -> None:
+    pass

@@ -1,16 +1,19 @@
 """The agent's line to a worker, answered by a thread that never runs user code.
 
 So pings and cancels are heard while the main thread is busy. It holds no state
-of calls; that is the runner's and the board's.
+of calls; that is the runner's and the board's. It also sees to it that the main
+thread hears its signals.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+from time import monotonic
 from typing import Any, Protocol
 
 from .. import _wire
@@ -18,6 +21,9 @@ from . import linux
 from .board import Board
 from .calls import Who, own_error
 from .engines import set_env
+
+#: Seconds until a signal that the main thread has not heard is repeated, at first and at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
 class Runner(Protocol):
@@ -56,10 +62,38 @@ class Control:
         )
         try:
             while True:
-                self._frame(self._stream.read())
+                frame = self._stream.next()
+                if frame is None:
+                    self._listen()
+                    self._stream.fill()
+                else:
+                    self._frame(frame)
         except (EOFError, OSError, _wire.FrameError):
             pass
         self._leave()
+
+    def _listen(self) -> None:
+        """Wait for the agent's next word, and have the main thread hear signals meanwhile."""
+        board = self._board
+        poller = select.poll()
+        poller.register(self._stream, select.POLLIN)
+        poller.register(board.signals, select.POLLIN)
+        pause, due = _FIRST_PAUSE, None
+        while True:
+            if not board.unheard():
+                pause, due = _FIRST_PAUSE, None
+            elif due is None:
+                due = monotonic() + pause
+            elif monotonic() >= due:
+                board.repeat_signals()
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                due = monotonic() + pause
+            left = None if due is None else max(0.0, due - monotonic()) * 1000
+            ready = [fd for fd, _ in poller.poll(left)]
+            if board.signals in ready:
+                board.note_signals()
+            if self._stream.fileno() in ready:
+                return
 
     def _leave(self) -> None:
         """The agent is gone: end now. The kernel's parent-death signal comes first."""

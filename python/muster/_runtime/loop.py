@@ -12,12 +12,11 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import signal
 import socket
 import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .. import _objects, _wire
@@ -73,35 +72,23 @@ class Loop:
             self._release_soon()
         self._loop.add_reader(self._sock, self._readable)
         self._loop.call_soon(self._begin)  # frames that came with the welcome
-        with self._woken_by_signals():
-            try:
-                self._loop.run_forever()
-            finally:
-                self._host.check_process()
-                self._close()
+        self._host.board.wake = self._wake
+        try:
+            self._loop.run_forever()
+        finally:
+            self._host.check_process()
+            self._close()
         if self._exit is not None:
             raise self._exit
 
-    @contextlib.contextmanager
-    def _woken_by_signals(self) -> Iterator[None]:
-        """Have every signal wake the loop: one that comes just before it goes to sleep would
-        be handled when it wakes, and without a head nothing else may wake it."""
-        waits, writes = socket.socketpair()
-        with waits, writes:
-            waits.setblocking(False)
-            writes.setblocking(False)
-            self._loop.add_reader(waits, self._signalled, waits)
-            signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
-            try:
-                yield
-            finally:
-                signal.set_wakeup_fd(-1)
-                self._loop.remove_reader(waits)
+    def _wake(self) -> None:
+        """From the control thread: have the loop see that it is to end, which without a head
+        nothing else may tell it. What the handler of a signal raised may have been dropped."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the worker with it
+            self._loop.call_soon_threadsafe(self._look)
 
-    def _signalled(self, waits: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            waits.recv(4096)
-        if self._host.board.leaving is not None:  # what its handler raised may have been dropped
+    def _look(self) -> None:
+        if self._host.board.leaving is not None and not self._closing:
             raise SystemExit(self._host.board.leaving)
 
     def cancel(self, call: int) -> str:

@@ -264,12 +264,17 @@ def _ignore(_number: int, _frame: Any) -> None:
 def _detach_forks(board: Board, control: socket.socket, stacks: int) -> None:
     """Keep processes that user code forks away from the worker's connections and signals."""
     ours = (board.on_cancel, board.on_end, _ignore)
+    detached = False
 
     def detach() -> None:
+        nonlocal detached
+        if detached:  # in a child of a child, whose descriptors of these numbers are its own
+            return
+        detached = True
         control.close()
         if board.calls is not None:
             board.calls.close()
-        signal.set_wakeup_fd(-1)
+        board.detach()
         faulthandler.unregister(linux.STACKS_SIGNAL)
         os.close(stacks)
         for number, default in (

@@ -9,14 +9,17 @@ import functools
 import gc
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from muster import _wire
 from muster._register import Dispatch, register
 from muster._runtime import current_call
 from muster._worker import RankInfo, Worker
@@ -118,6 +121,23 @@ class Plain(Worker):
             return "caught it"
         return "slept"
 
+    def sleep_when_signalled(self) -> str:
+        """Get a signal after the interpreter has looked for signals, and sleep."""
+        print("sleeping", flush=True)
+        _at_once(ctypes.CDLL(None).pause, functools.partial(time.sleep, 60))
+        return "slept"
+
+    def signalled_as_it_waits(self) -> None:
+        """Have the worker get SIGTERM when it has looked for signals and waits for a call."""
+        fill = _wire.FrameStream.fill
+
+        def late(stream: _wire.FrameStream, flags: int = 0) -> None:
+            if threading.current_thread() is threading.main_thread():
+                _at_once(_terminate(), functools.partial(stream.sock.recv, 1, socket.MSG_PEEK))
+            fill(stream, flags)
+
+        setattr(_wire.FrameStream, "fill", late)  # noqa: B010
+
     def note(self, what: Any) -> list[Any]:
         self.log.append(what)
         return self.log
@@ -157,6 +177,18 @@ class Plain(Worker):
             os._exit(len(sockets) * 10 + (0 if plain else 1))
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
+    def fork_twice(self) -> int:
+        """In a child's child: are descriptors open that the child has opened?"""
+        pid = os.fork()
+        if pid == 0:
+            opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+            pid = os.fork()
+            if pid == 0:
+                closed = sum(not os.path.exists(f"/proc/self/fd/{fd}") for fd in opened)
+                os._exit(closed)
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
     def orphan(self) -> int:
         """Start a grandchild whose parent ends; its new parent should be this worker."""
         read, write = os.pipe()
@@ -194,6 +226,16 @@ class Plain(Worker):
     def _private(self) -> None: ...
 
 
+def _terminate() -> Callable[[], Any]:
+    return functools.partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGTERM)
+
+
+def _at_once(first: Callable[[], Any], second: Callable[[], Any]) -> Any:
+    """Call both, C code, with no step of the interpreter between them; what the second gives."""
+    both = [functools.partial(first), functools.partial(second)]
+    return list(map(functools.partial.__call__, both))[1]
+
+
 def _link(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
@@ -227,20 +269,26 @@ class Async(Worker):
         finally:
             print("cleaned up", flush=True)
 
+    async def forever_and_a_bit(self) -> None:
+        try:
+            print("forever", flush=True)
+            await asyncio.sleep(3600)
+        finally:
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+            print("cleaned up", flush=True)
+
     async def signalled_as_it_waits(self) -> None:
         """Have the loop get SIGTERM when it has looked for signals and goes to sleep."""
         loop: Any = asyncio.get_running_loop()
         poll = loop._selector._selector.poll
-        kill = functools.partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGTERM)
 
         class Late:
             def __getattr__(self, name: str) -> Any:
                 return getattr(poll.__self__, name)
 
             def poll(self, *timeout: Any) -> Any:
-                # No step of the interpreter lies between the two.
-                both = [kill, functools.partial(poll, *timeout)]
-                return list(map(functools.partial.__call__, both))[1]
+                return _at_once(_terminate(), functools.partial(poll, *timeout))
 
         loop._selector._selector = Late()
 

@@ -127,6 +127,7 @@ def test_forks_of_users_lose_the_connections_and_signals(boss: Agent, line: Peer
     worker = boss.fork(line, "samples:Plain")
     worker.ready()
     assert worker.calls.call(1, "fork_and_look") == 0
+    assert worker.calls.call(2, "fork_twice") == 0
 
 
 def test_a_users_fork_that_returns_ends_quietly(boss: Agent, line: Peer) -> None:

@@ -62,6 +62,14 @@ def test_a_method_that_catches_the_interrupt(worker: Worker) -> None:
     assert worker.calls.call(2, "add", 1).code == "tainted"
 
 
+def test_a_cancel_that_comes_as_the_method_goes_to_sleep(worker: Worker) -> None:
+    worker.calls.leg(1, "sleep_when_signalled")
+    assert worker.line() == "sleeping"
+    assert cancel(worker, 1) == "interrupted"
+    call, failure = worker.calls.result()
+    assert (call, failure.code) == (1, "cancelled")
+
+
 def test_late_cancels_hit_nothing(worker: Worker) -> None:
     """Cancels race with quick calls: each call is answered, and only by its own fate."""
     for call in range(1, 301):

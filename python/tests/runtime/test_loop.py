@@ -105,9 +105,11 @@ def test_system_exit_in_a_coroutine(worker: Worker) -> None:
         worker.calls.read()
 
 
-def test_sigterm_lets_coroutines_clean_up(worker: Worker) -> None:
-    worker.calls.leg(1, "forever")
+@pytest.mark.parametrize("method", ["forever", "forever_and_a_bit"])
+def test_sigterm_lets_coroutines_clean_up(worker: Worker, method: str) -> None:
+    worker.calls.leg(1, method)
     assert worker.line() == "forever"
+    assert worker.calls.call(2, "echo", 2) == 2  # it has come to wait by now
     os.kill(worker.pid, signal.SIGTERM)
     assert worker.exit() == 0
     assert worker.output() == "cleaned up\n"

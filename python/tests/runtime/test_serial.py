@@ -162,6 +162,22 @@ def test_sigterm_that_a_method_catches_ends_the_worker_after_it(worker: Worker) 
     assert worker.exit() == 0
 
 
+def test_a_signal_that_comes_as_the_worker_waits_for_calls_ends_it(worker: Worker) -> None:
+    worker.calls.leg(1, "signalled_as_it_waits")
+    assert worker.exit() == 0
+
+
+@pytest.mark.parametrize("end", ["signal", "notice"])
+def test_an_end_that_comes_as_a_method_goes_to_sleep(worker: Worker, end: str) -> None:
+    worker.calls.leg(1, "sleep_when_signalled")
+    assert worker.line() == "sleeping"
+    if end == "signal":
+        os.kill(worker.pid, signal.SIGTERM)
+    else:
+        worker.control.send(_wire.KIND_NOTICE, 0, ["shutdown", {}])
+    assert worker.exit() == 0
+
+
 def test_shutdown_by_the_agent(worker: Worker) -> None:
     worker.control.send(_wire.KIND_NOTICE, 0, ["shutdown", {}])
     assert worker.exit() == 0

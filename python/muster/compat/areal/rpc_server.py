@@ -43,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
 _WHO = {field.name for field in fields(Identity)}
 
 
+#: How often the main thread leaves the kernel: a signal that comes right before it waits is heard
+#: when the wait is over.
+_LOOKS = 0.5
+
+
 class EngineThread:
     """The main thread, which runs what others leave for it."""
 
@@ -58,7 +63,10 @@ class EngineThread:
     def serve(self) -> None:
         """Run what comes, until SystemExit."""
         while True:
-            work, done = self._work.get()
+            try:
+                work, done = self._work.get(timeout=_LOOKS)
+            except queue.Empty:
+                continue
             try:
                 done.set_result(work())
             except Exception as error:
