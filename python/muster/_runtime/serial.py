@@ -40,7 +40,7 @@ class Serial:
         reply = line.reply_small
         line.begin()
         while True:
-            frame = stream.next()
+            frame = None if stream.dry else stream.next()
             if frame is None:
                 if board.leaving is not None:  # a method caught the SystemExit of SIGTERM
                     raise SystemExit(board.leaving)
