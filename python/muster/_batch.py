@@ -490,14 +490,12 @@ class Batch:
     def _decode(payload: Any, bufs: Sequence[Any]) -> Any:
         """The batch of a payload and its own buffers. Opens none of its objects. Where it
         stands for an object of another class, that is made of it."""
-        fields = _rows.fields(payload)
-        if type(fields) is list and len(fields) == 4:
-            one = _legs.one_of(fields, bufs)
-            if one is not None:
-                made = Batch.__new__(Batch)  # as in _of
-                made._rows, made._parts, made._cut, made._cache = fields[0], [], None, {}
-                made._metas, made._one, made._came = [], one, (bytes(payload), bufs)
-                return made
+        one, fields = _legs.unpack(payload, bufs)
+        if one is not None:
+            made = Batch.__new__(Batch)  # as in _of
+            made._rows, made._parts, made._cut, made._cache = fields[0], [], None, {}
+            made._metas, made._one, made._came = [], one, (bytes(payload), bufs)
+            return made
         rows, named, cut, told = _rows.checked(fields, len(bufs))
         objects = len(bufs)
         for _, n in told:

@@ -132,9 +132,20 @@ def _spec(kind: str, type: str, shape: list[int], lib: str, spans: list[tuple[in
     return Spec(kind, type, tuple(shape), lib, spans, plain, size)
 
 
-def plain_rows(content: Bytes, header: Header, name: str, start: int, stop: int) -> Array | None:
+def plain_rows(
+    content: Bytes, header: Header | None, name: str, start: int, stop: int
+) -> Array | None:
     """Rows of a column of numbers, in one step, as it is the most frequent one by far; None
-    where it takes more, or where something is wrong."""
+    where it takes more, or where something is wrong. Without a header it is read, too."""
+    if header is None:  # as in read_header
+        front = content[:_FRONT].tobytes()
+        end = 8 + int.from_bytes(front[4:8], "little")
+        if front[:4] != MAGIC or end > _FRONT or end > len(content):
+            return None
+        try:
+            header = _parsed(front[8:end])
+        except Exception:
+            return None
     spec = header.columns.get(name)
     if spec is None or spec.plain is None:
         return None
@@ -148,19 +159,6 @@ def plain_rows(content: Bytes, header: Header, name: str, start: int, stop: int)
         made: Array = np.ndarray(shape, spec.plain, content, offset + start * size)
         return made
     return None
-
-
-def plain_column(content: Bytes, name: str, start: int, stop: int) -> Array | None:
-    """`read_header` and `plain_rows` in one step; None where either would raise, too."""
-    front = content[:_FRONT].tobytes()
-    end = 8 + int.from_bytes(front[4:8], "little")
-    if front[:4] != MAGIC or end > _FRONT or end > len(content):
-        return None
-    try:
-        header = _parsed(front[8:end])
-    except Exception:
-        return None
-    return plain_rows(content, header, name, start, stop)
 
 
 def load(content: Bytes, header: Header, name: str) -> Column:

@@ -20,8 +20,6 @@ from ._errors import ProtocolError
 MAX_ROWS = 1 << 32  # rows are named by 32 bits
 _MIN_RUN = 8  # from here on a run is a range of its own: it is read by one copy
 
-_unpackb = msgpack.unpackb
-
 Rows = range | NDArray[np.uint32]
 Index = NDArray[np.int64]
 
@@ -264,22 +262,18 @@ def pack(handle: Handle, number: Callable[[Any], int] = int) -> bytes:
     return data
 
 
-def fields(payload: Any) -> list[Any]:
-    """What `pack` has put there, unchecked; ProtocolError for what is no msgpack."""
-    try:
-        found: list[Any] = _unpackb(payload, unicode_errors="surrogatepass")
-    except Exception as error:
-        raise _malformed(f"{type(error).__name__}: {error}") from None
-    return found
-
-
 def unpack(payload: Any, nbufs: int) -> Handle:
     """The handle in these bytes, which has nbufs buffers; ProtocolError for what is none."""
-    return checked(fields(payload), nbufs)
+    try:
+        fields = msgpack.unpackb(payload, unicode_errors="surrogatepass")
+    except Exception as error:
+        raise malformed(error) from None
+    return checked(fields, nbufs)
 
 
 def checked(found: Any, nbufs: int) -> Handle:
-    """The handle of these fields."""
+    """The handle of the fields that `pack` has put together, which has nbufs buffers;
+    ProtocolError where they are none."""
     try:
         rows, parts, cut, metas = found
         handle = Handle(
@@ -289,7 +283,7 @@ def checked(found: Any, nbufs: int) -> Handle:
             [(bytes(value), _number(bufs, nbufs)) for value, bufs in metas],
         )
     except Exception as error:
-        raise _malformed(f"{type(error).__name__}: {error}") from None
+        raise malformed(error) from None
     objects = nbufs - sum(bufs for _, bufs in handle.metas)
     if objects < 0:
         raise _malformed(f"its metas need {nbufs - objects} buffers of {nbufs}")
@@ -309,6 +303,11 @@ def checked(found: Any, nbufs: int) -> Handle:
         if per_row is not None and len(per_row) != rows:
             raise _malformed(f"there are {label} for {len(per_row)} rows of {rows}")
     return handle
+
+
+def malformed(error: Exception) -> ProtocolError:
+    """What an exception means that reading a handle has raised."""
+    return _malformed(f"{type(error).__name__}: {error}")
 
 
 def _malformed(why: str) -> ProtocolError:

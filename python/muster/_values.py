@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
@@ -63,10 +63,9 @@ _MAX_LEVELS = 480  # lists, dicts and extensions inside each other; the head ref
 
 _LEAVES = frozenset((type(None), bool, int, float, str))
 _only_leaves = _LEAVES.issuperset
+_only_tuples = frozenset((tuple,)).issuperset
 # What msgpack packs without asking, as something else than it is.
 _TRAPS = frozenset((bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp))
-
-_SHORT = 64
 
 _Packer = msgpack.Packer
 _LARGE = 1 << 18
@@ -75,6 +74,7 @@ if msgpack.version >= (1, 1):
     _OPTIONS["buf_size"] = 1024  # the default of 256 KiB costs more than packing a few values
 _ExtType = msgpack.ExtType
 _new = tuple.__new__
+_EXT_TYPES, _TUPLE_CODES = repeat(_ExtType), repeat(TUPLE)
 
 
 class _TooDeep(ValueError):
@@ -99,12 +99,18 @@ def encode(obj: Any, bufs: list[Any], pickle: str = "on") -> bytes:
     EncodingError where it cannot be sent; bufs is then as it was.
     """
     try:
-        if type(obj) is list and obj and type(obj[0]) is tuple:
-            data = _pack_tuples(obj)
-            if data is not None:
-                return data
-        elif _plain(obj):
-            return _pack_plain(obj)
+        if type(obj) is not list or not obj or type(obj[0]) is not tuple:
+            if _plain(obj):
+                return _pack_plain(obj)
+        elif _only_tuples(map(type, obj)) and _only_leaves(map(type, chain.from_iterable(obj))):
+            # As many results are: each tuple is packed, put into an extension, and all of them
+            # are packed, without a step in Python.
+            pack = _Shared.pack
+            packed = zip(_TUPLE_CODES, map(pack, map(list, obj)), strict=False)
+            data: bytes = pack([*map(_new, _EXT_TYPES, packed)])
+            if len(data) > _LARGE:
+                _Shared.pack = _Packer(**_OPTIONS).pack  # as in _pack_plain
+            return data
     except OverflowError:
         pass
     return _Encoder(bufs, pickle).whole("the value", obj)
@@ -159,21 +165,6 @@ def _plain(obj: Any) -> bool:
     if kind is dict:
         return _only_leaves(map(type, obj)) and _only_leaves(map(type, obj.values()))
     return kind in _LEAVES
-
-
-def _pack_tuples(obj: list[Any]) -> bytes | None:
-    """A short list of tuples of leaves, as many results are; None for all else."""
-    if len(obj) > _SHORT:
-        return None
-    items, pack = [], _Shared.pack
-    for item in obj:
-        if type(item) is not tuple or not _only_leaves(map(type, item)):
-            return None
-        items.append(_new(_ExtType, (TUPLE, pack([*item]))))
-    data: bytes = pack(items)
-    if len(data) > _LARGE:
-        _Shared.pack = _Packer(**_OPTIONS).pack  # as in _pack_plain
-    return data
 
 
 def _pack(obj: object) -> bytes:
