@@ -303,6 +303,7 @@ class Stored:
     """A stretch of an object in a store."""
 
     _root: Callable[[], _Bytes | None] = nobody
+    _memory: Callable[[], Any] = nobody
     #: Of the root, where not all of it is here.
     lease: Callable[[], Lease | None] = nobody
 
@@ -316,13 +317,23 @@ class Stored:
         root: numpy.ndarray[Any, Any] | None = self._root()
         if root is None:
             frombuffer, kind = _Numpy.reading or _reading()
-            memory = _borrowed(self.right, self.offset + self.nbytes)
+            memory = self.memory()
             if memory is None:
                 root = frombuffer(self._opened(), kind)
             else:
                 root = frombuffer(memory, kind, self.nbytes, self.offset)
             self._root = weakref.ref(root)
         return root
+
+    def memory(self) -> Any:
+        """What it lies in, from the beginning of its object on, as a ctypes array, the same one for
+        as long as it is held: of what came with a leg, and lies where that says. Else None."""
+        memory = self._memory()
+        if memory is None:
+            memory = _borrowed(self.right, self.offset + self.nbytes)
+            if memory is not None:
+                self._memory = weakref.ref(memory)
+        return memory
 
     def _opened(self) -> memoryview:
         object = self.right.object

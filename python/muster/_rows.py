@@ -265,17 +265,7 @@ def pack(handle: Handle, number: Callable[[Any], int] = int) -> bytes:
 def unpack(payload: Any, nbufs: int) -> Handle:
     """The handle in these bytes, which has nbufs buffers; ProtocolError for what is none."""
     try:
-        fields = msgpack.unpackb(payload, unicode_errors="surrogatepass")
-    except Exception as error:
-        raise malformed(error) from None
-    return checked(fields, nbufs)
-
-
-def checked(found: Any, nbufs: int) -> Handle:
-    """The handle of the fields that `pack` has put together, which has nbufs buffers;
-    ProtocolError where they are none."""
-    try:
-        rows, parts, cut, metas = found
+        rows, parts, cut, metas = msgpack.unpackb(payload, unicode_errors="surrogatepass")
         handle = Handle(
             _number(rows, MAX_ROWS),
             [([_name(name) for name in names], [_piece(p) for p in ps]) for names, ps in parts],
@@ -283,7 +273,7 @@ def checked(found: Any, nbufs: int) -> Handle:
             [(bytes(value), _number(bufs, nbufs)) for value, bufs in metas],
         )
     except Exception as error:
-        raise malformed(error) from None
+        raise _malformed(f"{type(error).__name__}: {error}") from None
     objects = nbufs - sum(bufs for _, bufs in handle.metas)
     if objects < 0:
         raise _malformed(f"its metas need {nbufs - objects} buffers of {nbufs}")
@@ -303,11 +293,6 @@ def checked(found: Any, nbufs: int) -> Handle:
         if per_row is not None and len(per_row) != rows:
             raise _malformed(f"there are {label} for {len(per_row)} rows of {rows}")
     return handle
-
-
-def malformed(error: Exception) -> ProtocolError:
-    """What an exception means that reading a handle has raised."""
-    return _malformed(f"{type(error).__name__}: {error}")
 
 
 def _malformed(why: str) -> ProtocolError:
