@@ -41,7 +41,8 @@ class Batch:
     __slots__ = ("__weakref__", "_cache", "_came", "_cut", "_metas", "_one", "_parts", "_rows")
 
     _parts: list[Part] | None  # None: released
-    _one: _legs.One | None  # what it is, if it is so simple; parts are then made when needed
+    #: What it is, if it is so simple; parts are then made when needed.
+    _one: tuple[_legs.Range, _objects.Stored] | None
     _came: tuple[bytes, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
 
     def __init__(
@@ -85,7 +86,7 @@ class Batch:
                 "until its last use"
             )
         if not parts and self._one is not None:
-            self._parts = parts = [self._one.part()]
+            self._parts = parts = [_legs.part_of(*self._one)]
         return parts
 
     # --- what it is ----------------------------------------------------------------------
@@ -155,7 +156,7 @@ class Batch:
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             if self._one is not None and key not in self._cache:
-                value = self._one.read(key)
+                value = _legs.read(*self._one, key)
                 if value is not None:
                     self._cache[key] = value
                     return value
@@ -490,15 +491,15 @@ class Batch:
     def _decode(payload: Any, bufs: Sequence[Any]) -> Any:
         """The batch of a payload and its own buffers. Opens none of its objects. Where it
         stands for an object of another class, that is made of it."""
-        fields = _rows.fields(payload)
-        if type(fields) is list and len(fields) == 4:
-            one = _legs.one_of(fields, bufs)
+        payload = bytes(payload)
+        if len(bufs) == 1 and type(bufs[0]) is _objects.Stored:
+            one = _legs.range_of(payload)
             if one is not None:
                 made = Batch.__new__(Batch)  # as in _of
-                made._rows, made._parts, made._cut, made._cache = fields[0], [], None, {}
-                made._metas, made._one, made._came = [], one, (bytes(payload), bufs)
+                made._rows, made._parts, made._cut, made._cache = one[2] - one[1], [], None, {}
+                made._metas, made._one, made._came = [], (one, bufs[0]), (payload, bufs)
                 return made
-        rows, named, cut, told = _rows.checked(fields, len(bufs))
+        rows, named, cut, told = _rows.unpack(payload, len(bufs))
         objects = len(bufs)
         for _, n in told:
             objects -= n
@@ -513,7 +514,7 @@ class Batch:
             objects += n
         made = Batch._of(rows, parts, cut, metas)
         if _wire.Reference not in map(type, bufs):
-            made._came = bytes(payload), bufs
+            made._came = payload, bufs
         return _metas.adopted(made, metas[0]) if metas else made
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -18,6 +18,7 @@ from . import _context, _errors, _modules, _pickling, _values
 from ._calling import EVERY_RANK, ONE_RANK, Group
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._environment import describe_runtime
+from ._extensions import PICKLE
 from ._handles import BoundMethod, WorkerHandle
 from ._methods import check_class, unknown_method
 from ._refs import Ref
@@ -400,5 +401,5 @@ def encode_in_one(value: Any, pickle: str, what: str) -> bytes:
             f'{what} holds arrays, which need pickle there, and it says pickle="off"'
         )
     data, _ = _pickling.dumps(value)
-    packed: bytes = msgpack.packb(msgpack.ExtType(_values.PICKLE, struct.pack("<II", 0, 0) + data))
+    packed: bytes = msgpack.packb(msgpack.ExtType(PICKLE, struct.pack("<II", 0, 0) + data))
     return packed

@@ -7,7 +7,8 @@ leaves an entry in a list. Python code then looks at the list, without waiting
 for anything; if that is interrupted, the entry is found by whoever looks next,
 and the exception is raised anew where the object went.
 
-Weak references do this: their callbacks run from the newest to the oldest.
+Weak references do this: their callbacks run from the newest to the oldest, and
+what the last returns is let go of when nothing of it runs any more.
 """
 
 from __future__ import annotations
@@ -24,22 +25,14 @@ from typing import Any, Protocol
 class Ending(weakref.ref[Any]):
     """Comes into a list when its object is gone."""
 
-    __slots__ = ("_others", "entry")
+    __slots__ = ("entry", "flusher")
 
     entry: Any
-    _others: tuple[Any, ...]
+    flusher: Any
 
 
-class _Again(weakref.ref[Any]):
-    """Raises again, as the last step, what interrupted the one before."""
-
-    __slots__ = ("again",)
-
-    again: Callable[[], object]
-
-
-_raise_again = methodcaller("again")  # C code alone runs: nothing can be raised too early
-_waiting: dict[int, Ending] = {}  # of objects that live
+#: Of objects that live, and of those with whose endings nobody has dealt yet, by identity.
+endings: dict[int, Ending] = {}
 
 
 class Entry(Protocol):
@@ -48,27 +41,30 @@ class Entry(Protocol):
     watched: bool  # it will come into a list
 
 
-def when_gone(owner: object, entry: Entry, ended: list[Ending], flush: Callable[[], None]) -> None:
-    """When ``owner`` is gone, put an `Ending` with ``entry`` into ``ended`` and call ``flush``.
+Flusher = Callable[[Any], Any]
 
-    ``flush`` must wait for nothing: it may run inside any lock. It calls `forget` for endings
-    that it deals with.
-    """
-    again = _Again(owner, _raise_again)
-    again.again = dict  # that is, nothing
-    flusher = weakref.ref(owner, partial(_flush, flush, again))
+
+def flusher(flush: Callable[[], None]) -> Flusher:
+    """What `when_gone` has to be given to have ``flush`` called, which must wait for nothing: it
+    may run inside any lock. It calls `forget` for endings that it deals with."""
+    return partial(_flush, flush)
+
+
+def when_gone(owner: object, entry: Entry, ended: list[Ending], flush: Flusher) -> None:
+    """When ``owner`` is gone, put an `Ending` with ``entry`` into ``ended`` and flush."""
+    last = weakref.ref(owner, flush)
     ending = Ending(owner, ended.append)
     ending.entry = entry
-    ending._others = (again, flusher)
+    ending.flusher = last
     key = id(ending)
     # No call between these two, after which a signal handler could run.
-    _waiting[key] = ending
+    endings[key] = ending
     entry.watched = True
 
 
 def forget(ending: Any) -> None:
     """Let go of an ending; the list that it came into has it for as long as it needs it."""
-    _waiting.pop(id(ending), None)
+    endings.pop(id(ending), None)
 
 
 class _Gone:
@@ -82,7 +78,7 @@ nobody: Callable[[], Any] = weakref.ref(_Gone())
 
 def waiting(kind: type[Any]) -> list[Any]:
     """The entries of one kind whose objects live, or whose endings nobody has dealt with."""
-    return [ending.entry for ending in _waiting.copy().values() if type(ending.entry) is kind]
+    return [ending.entry for ending in endings.copy().values() if type(ending.entry) is kind]
 
 
 def attempt(lock: Any, work: Callable[[], bool]) -> bool:
@@ -104,16 +100,36 @@ def owned(lock: Any) -> bool:
 
 
 def _flush(
-    flush: Callable[[], None],
-    again: _Again,
-    _gone: Any,
-    over: Callable[[], bool] = sys.is_finalizing,
-) -> None:
+    flush: Callable[[], None], _gone: Any, over: Callable[[], bool] = sys.is_finalizing
+) -> object:
     try:
         if not over():
             flush()
+        return None
     except BaseException as error:
-        from ctypes import c_ulong, py_object, pythonapi
+        return _raising_again(error)
 
-        thread, kind = c_ulong(get_ident()), py_object(type(error))
-        again.again = partial(pythonapi.PyThreadState_SetAsyncExc, thread, kind)
+
+class _Again(weakref.ref[Any]):
+    """Raises again what interrupted the step before."""
+
+    __slots__ = ("again",)
+
+    again: Callable[[], object]
+
+
+_raise_again = methodcaller("again")  # C code alone runs: nothing can be raised too early
+_to_raise: dict[int, _Again] = {}  # the last of each thread
+
+
+def _raising_again(error: BaseException) -> object:
+    """An object whose end raises such an exception anew. It ends when a callback of a weak
+    reference has returned it: that is, where the object went that this was about."""
+    from ctypes import c_ulong, py_object, pythonapi
+
+    thread, owner = get_ident(), _Gone()
+    again = _Again(owner, _raise_again)
+    kind = py_object(type(error))
+    again.again = partial(pythonapi.PyThreadState_SetAsyncExc, c_ulong(thread), kind)
+    _to_raise[thread] = again
+    return owner

@@ -132,35 +132,57 @@ def _spec(kind: str, type: str, shape: list[int], lib: str, spans: list[tuple[in
     return Spec(kind, type, tuple(shape), lib, spans, plain, size)
 
 
-def plain_rows(content: Bytes, header: Header, name: str, start: int, stop: int) -> Array | None:
-    """Rows of a column of numbers, in one step, as it is the most frequent one by far; None
-    where it takes more, or where something is wrong."""
+Place = tuple[tuple[int, ...], Any, int]  # shape, type and where it begins
+
+
+def _place(header: Header, size: int, name: str, start: int, stop: int) -> Place | None:
+    """Where rows of a column of numbers lie in an object of so many bytes; None for what is none,
+    or where something is wrong."""
     spec = header.columns.get(name)
     if spec is None or spec.plain is None:
         return None
-    (offset, length), rows, size = spec.spans[0], header.rows, spec.size
+    (offset, length), rows = spec.spans[0], header.rows
     if (
         0 <= start < stop <= rows
-        and length == rows * size
-        and 0 <= offset <= offset + length <= len(content)
+        and length == rows * spec.size
+        and 0 <= offset <= offset + length <= size
     ):
-        shape = (stop - start, *spec.shape)
-        made: Array = np.ndarray(shape, spec.plain, content, offset + start * size)
-        return made
+        return (stop - start, *spec.shape), spec.plain, offset + start * spec.size
     return None
 
 
-def plain_column(content: Bytes, name: str, start: int, stop: int) -> Array | None:
-    """`read_header` and `plain_rows` in one step; None where either would raise, too."""
-    front = content[:_FRONT].tobytes()
-    end = 8 + int.from_bytes(front[4:8], "little")
-    if front[:4] != MAGIC or end > _FRONT or end > len(content):
+def plain_rows(content: Bytes, header: Header, name: str, start: int, stop: int) -> Array | None:
+    """Rows of a column of numbers, in one step, as it is the most frequent one by far; None
+    where it takes more."""
+    place = _place(header, len(content), name, start, stop)
+    if place is None:
         return None
+    shape, dtype, offset = place
+    made: Array = np.ndarray(shape, dtype, content, offset)
+    return made
+
+
+@functools.lru_cache(maxsize=256)  # as with _parsed; the same rows of another object
+def _place_by(front: bytes, size: int, name: str, start: int, stop: int) -> Place | None:
     try:
-        header = _parsed(front[8:end])
+        return _place(_parsed(front[8:]), size, name, start, stop)
     except Exception:
         return None
-    return plain_rows(content, header, name, start, stop)
+
+
+def lent_rows(memory: Any, at: int, size: int, name: str, start: int, stop: int) -> Array | None:
+    """`read_header` and `plain_rows` in one step, of an object of so many bytes in memory that is
+    no array of numpy's; None where either would raise, too."""
+    front: bytes = memory[at : at + (_FRONT if size > _FRONT else size)]
+    end = 8 + int.from_bytes(front[4:8], "little")
+    if front[:4] != MAGIC or end > len(front):
+        return None
+    place = _place_by(front[:end], size, name, start, stop)
+    if place is None:
+        return None
+    shape, dtype, offset = place
+    made: Array = np.ndarray(shape, dtype, memory, at + offset)
+    return made
 
 
 def load(content: Bytes, header: Header, name: str) -> Column:

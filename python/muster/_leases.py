@@ -25,9 +25,9 @@ from itertools import count
 from typing import Any, Protocol
 
 from . import _errors, _wire
-from ._endings import attempt, forget, nobody, when_gone
+from ._endings import attempt, flusher, forget, nobody, when_gone
 from ._pages import written
-from ._shm import CHUNK, Mapping, Segment, array_at, make_room
+from ._shm import CHUNK, Mapping, Segment, array_type, make_room
 
 _CONNECT_SECONDS = 30.0
 _MOST_OPENED = 200  # objects in one request: the kernel passes on 253 descriptors at once
@@ -141,20 +141,17 @@ class Lent(Protocol):
     """What the head has lent with a leg, for as long as there is a right to it."""
 
     segment: int
-    borrowed: list[Borrowed]
+    borrowed: tuple[Borrowed, ...]
 
 
 class Borrowed:
     """A private mapping of what was lent; kept for as long as that is, and used again for the
     next view when nobody looks at it any more."""
 
-    __slots__ = ("_root", "_segment", "mapping", "store")
-
-    def __init__(self, store: Store, segment: Segment) -> None:
-        self.store = store
-        self._segment = segment
-        self.mapping: Mapping | None = segment.lend()
-        self._root: Any = nobody
+    store: Store
+    segment: Segment
+    mapping: Mapping | None
+    _root: Any = nobody
 
     def memory(self, owner: object, end: int) -> Any:
         """All of it, as it was put, as a ctypes array; ``owner`` lives for as long as somebody
@@ -163,8 +160,9 @@ class Borrowed:
         if mapping is None or end > mapping.length or self._root() is not None:
             return None
         if self._root is not nobody and written(mapping.address, mapping.length):
-            self._segment.wipe(mapping)
-        root = array_at(mapping.address, mapping.length, owner)
+            self.segment.wipe(mapping)
+        root = array_type(mapping.length.bit_length()).from_address(mapping.address)
+        root.owner = owner  # as in array_at
         self._root = weakref.ref(root)
         return root
 
@@ -173,9 +171,9 @@ class Borrowed:
         mapping, store = self.mapping, self.store
         if mapping is not None:
             if written(mapping.address, mapping.length):
-                self._segment.wipe(mapping)
+                self.segment.wipe(mapping)
             self.mapping = None
-            segment = self._segment
+            segment = self.segment
             if segment._idle or segment._closed:
                 segment.take_back(mapping)
             else:  # as there
@@ -314,7 +312,7 @@ class Store:
         leases = []
         for loan in loans:
             lease = Lease(loan)
-            when_gone(lease, loan, self._ended, self.flush)
+            when_gone(lease, loan, self._ended, flusher(self.flush))
             leases.append(lease)
         return leases
 
@@ -325,8 +323,14 @@ class Store:
         if segment is None or self.dead:
             return None
         self._borrowed[id(lent)] = lent
-        borrowed = Borrowed(self, segment)
-        lent.borrowed.append(borrowed)
+        borrowed = Borrowed()
+        borrowed.store = self
+        borrowed.segment = segment
+        try:
+            borrowed.mapping = segment._idle.pop()  # as in lend
+        except IndexError:
+            borrowed.mapping = segment.lend()
+        lent.borrowed += (borrowed,)
         return borrowed
 
     def _descriptors_lost(self) -> _errors.LimitError:

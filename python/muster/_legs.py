@@ -7,8 +7,10 @@ step that is not taken counts. All else goes the general way, by `_parts` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from . import _layout, _objects
 from ._blocks import Block
@@ -19,49 +21,47 @@ from ._rows import MAX_ROWS, Piece
 _STR = {str}
 
 
-class One:
-    """Some columns of rows ``start`` to ``stop`` of one object."""
+class Range(NamedTuple):
+    """Some columns of rows ``start`` to ``stop`` of an object."""
 
-    __slots__ = ("names", "source", "start", "stop")
-
-    def __init__(self, names: list[str], source: _objects.Stored, start: int, stop: int) -> None:
-        self.names = names
-        self.source = source
-        self.start = start
-        self.stop = stop
-
-    def read(self, name: str) -> Array | None:
-        """A column of numbers; None where that takes more steps."""
-        if name not in self.names:
-            return None
-        content = self.source.root()
-        if self.source.partial:
-            return None
-        return _layout.plain_column(content, name, self.start, self.stop)
-
-    def part(self) -> Part:
-        """The same as parts are."""
-        piece = Piece(Block(None, self.source), range(self.start, self.stop))
-        return Part({name: name for name in self.names}, [piece])
+    names: tuple[str, ...]
+    start: int
+    stop: int
 
 
-def one_of(fields: list[Any], bufs: Sequence[Any]) -> One | None:
+@lru_cache(maxsize=256)  # from step to step a rank gets the same rows of another object
+def range_of(payload: bytes) -> Range | None:
     """What a handle says, if it is so simple; None where it is not, or something is wrong."""
-    rows, parts, cut, metas = fields
-    if metas or cut is not None or len(parts) != 1 or len(bufs) != 1:
+    try:
+        rows, [[names, [[block, start, stop]]]], cut, metas = msgpack.unpackb(
+            payload, unicode_errors="surrogatepass"
+        )
+        simple = (
+            not metas
+            and cut is None
+            and type(rows) is type(start) is type(stop) is type(block) is int
+            and block == 0
+            and 0 <= start <= stop <= MAX_ROWS
+            and stop - start == rows
+            and set(map(type, names)) == _STR
+            and len(set(names)) == len(names)
+            and "\0" not in "".join(names)
+        )
+    except Exception:
         return None
-    names, pieces = parts[0]
-    if len(pieces) != 1 or len(pieces[0]) != 3 or type(bufs[0]) is not _objects.Stored:
+    return Range(tuple(names), start, stop) if simple else None
+
+
+def read(rows: Range, source: _objects.Stored, name: str) -> Array | None:
+    """A column of numbers; None where that takes more steps."""
+    names, start, stop = rows
+    memory = source.memory() if name in names else None
+    if memory is None:
         return None
-    block, start, stop = pieces[0]
-    if (
-        type(rows) is type(start) is type(stop) is int
-        and block == 0
-        and 0 <= start <= stop <= MAX_ROWS
-        and stop - start == rows
-        and set(map(type, names)) == _STR
-        and len(set(names)) == len(names)
-        and "\0" not in "".join(names)
-    ):
-        return One(names, bufs[0], start, stop)
-    return None
+    return _layout.lent_rows(memory, source.offset, source.nbytes, name, start, stop)
+
+
+def part_of(rows: Range, source: _objects.Stored) -> Part:
+    """The same as parts are."""
+    piece = Piece(Block(None, source), range(rows.start, rows.stop))
+    return Part({name: name for name in rows.names}, [piece])

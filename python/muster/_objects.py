@@ -9,15 +9,15 @@ is mapped is `_shm`'s.
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from os import getpid
 from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _errors, _wire
-from ._endings import Ending, attempt, forget, nobody, waiting, when_gone
+from ._endings import Ending, endings, flusher, nobody, waiting, when_gone
 
 if TYPE_CHECKING:
     import numpy
@@ -34,6 +34,7 @@ _SMALL = 4 << 10  # with more than that, buffers from here on go too
 _ONE_RELEASED = b"\x92\xa7release\x81\xa7objects\x91\x92\xcf"  # as release() packs it
 
 _new = tuple.__new__
+_bare: Any = object.__new__
 _Bytes = Any  # numpy.ndarray of bytes
 
 
@@ -128,10 +129,11 @@ class Ledger:
             bool(welcome.get("store_apart")),
         )
         self._stores: Stores | None = None
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._sorting = threading.Lock()
         self.counting = threading.RLock()  # while rights that came are counted
         self.ended: list[Ending] = []  # with accounts
+        self.at_end = flusher(self.flush)
         self.given_back: list[tuple[int, int]] = []  # objects and counts, for the head
         #: The call that runs, if its reply takes along what was given back of its own arguments:
         #: until then the head holds those for the call anyway. Else 0.
@@ -151,19 +153,27 @@ class Ledger:
 
     def flush(self) -> None:
         """Deal with rights that ended; in finalizers, so it waits for nothing."""
-        if self._pid != os.getpid():
+        if self._pid != getpid():
             return  # in a forked child, nothing of it is ours
-        while self.ended and attempt(self._sorting, self._sort):
-            pass
+        while self.ended:
+            taken: list[bool] = []  # as in attempt
+            try:
+                taken.extend(map(self._sorting.acquire, (False,)))
+                if not taken[0]:
+                    break
+                self._sort()
+            finally:
+                if taken and taken[0]:
+                    self._sorting.release()
         if self.given_back and (self._pressing or not self.leg):
             self._pressing = False
             self.send()
 
-    def _sort(self) -> bool:
+    def _sort(self) -> None:
         while self.ended:
             ending = self.ended[0]
             account = ending.entry
-            forget(ending)
+            endings.pop(id(ending), None)  # as in forget
             for borrowed in account.borrowed:  # not to be seen any more when others are told
                 borrowed.give_back(account)
             # No call between the two steps, after which a signal handler could run.
@@ -178,7 +188,6 @@ class Ledger:
                 account.maker.flush()
             else:
                 del self.ended[0]
-        return True
 
     def release(self, first: int, ack: int = 0, number: int = 0) -> bytes:
         """The frame that tells the head of the first entries of what was given back."""
@@ -243,30 +252,18 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 
 
 class Account:
-    """What is to be given back for an object in the end."""
+    """What is to be given back for an object in the end. One comes with every leg of a batch:
+    what mostly stays as it is, is the class's."""
 
-    __slots__ = (
-        "borrowed",
-        "count",
-        "ledger",
-        "leg",
-        "lines",
-        "maker",
-        "object",
-        "segment",
-        "watched",
-    )
-
-    def __init__(self, ledger: Ledger, object: int, maker: Store | None) -> None:
-        self.watched = False
-        self.ledger = ledger
-        self.object = object
-        self.segment = 0  # where it lies: of what was made here, and of what was lent
-        self.leg = 0  # the call with whose arguments it came
-        self.borrowed: list[Borrowed] = []  # where it is looked at, if it was lent
-        self.count = 0  # as the head has it
-        self.maker = maker  # the store's connection, if it was made here
-        self.lines: list[Any] = []  # connections by which the head was told of what was made
+    ledger: Ledger
+    object: int
+    watched = False
+    segment = 0  # where it lies: of what was made here, and of what was lent
+    leg = 0  # the call with whose arguments it came
+    borrowed: tuple[Borrowed, ...] = ()  # where it is looked at, if it was lent
+    count = 0  # as the head has it
+    maker: Store | None = None  # the store's connection, if it was made here
+    lines: tuple[Any, ...] = ()  # connections by which the head was told of what was made
 
 
 class Right:
@@ -276,8 +273,11 @@ class Right:
 
     def __init__(self, ledger: Ledger, object: int, maker: Store | None = None) -> None:
         self.ledger = ledger
-        self.account = Account(ledger, object, maker)
-        when_gone(self, self.account, ledger.ended, ledger.flush)
+        self.account = account = Account()
+        account.ledger = ledger
+        account.object = object
+        account.maker = maker
+        when_gone(self, account, ledger.ended, ledger.at_end)
 
     @property
     def object(self) -> int:
@@ -302,21 +302,22 @@ def _reading() -> tuple[Any, Any]:
 class Stored:
     """A stretch of an object in a store."""
 
-    __slots__ = ("_lease", "_root", "nbytes", "offset", "right")
+    _root: Callable[[], _Bytes | None] = nobody
+    _memory: Callable[[], Any] = nobody
+    #: Of the root, where not all of it is here.
+    lease: Callable[[], Lease | None] = nobody
 
     def __init__(self, right: Right, offset: int, nbytes: int) -> None:
         self.right = right
         self.offset = offset
         self.nbytes = nbytes
-        self._root: Callable[[], _Bytes | None] = nobody
-        self._lease: Callable[[], Lease | None] = nobody  # of the root, where not all is here
 
     def root(self) -> numpy.ndarray[Any, Any]:
         """The content as a writable array; the same one for as long as it is held."""
         root: numpy.ndarray[Any, Any] | None = self._root()
         if root is None:
             frombuffer, kind = _Numpy.reading or _reading()
-            memory = _borrowed(self.right, self.offset + self.nbytes)
+            memory = self.memory()
             if memory is None:
                 root = frombuffer(self._opened(), kind)
             else:
@@ -324,20 +325,30 @@ class Stored:
             self._root = weakref.ref(root)
         return root
 
+    def memory(self) -> Any:
+        """What it lies in, from the beginning of its object on, as a ctypes array, the same one for
+        as long as it is held: of what came with a leg, and lies where that says. Else None."""
+        memory = self._memory()
+        if memory is None:
+            memory = _borrowed(self.right, self.offset + self.nbytes)
+            if memory is not None:
+                self._memory = weakref.ref(memory)
+        return memory
+
     def _opened(self) -> memoryview:
         object = self.right.object
         lease = self.right.ledger.stores.open([object])[object]
-        self._lease = weakref.ref(lease) if lease.partial else nobody
+        self.lease = weakref.ref(lease) if lease.partial else nobody
         return _within(self, lease)
 
     @property
     def partial(self) -> bool:
         """Whether the root lies on another node, and not all of it is here."""
-        return self._lease is not nobody
+        return self.lease is not nobody
 
     def need(self, spans: Sequence[tuple[int, int]]) -> None:
         """Wait until bytes are here; somebody holds the root."""
-        lease = self._lease()
+        lease = self.lease()
         if lease is not None:
             lease.need([(self.offset + start, self.offset + stop) for start, stop in spans])
 
@@ -412,8 +423,11 @@ def _borrowed(right: Right, end: int) -> Any:
             memory = borrowed.memory(right, end)
             if memory is not None:
                 return memory
-        more = (ledger._stores or ledger.stores).borrow(account)
-        return None if more is None else more.memory(right, end)
+        for store in (ledger._stores or ledger.stores).known.get(account.object >> 48, ()):
+            more = store.borrow(account)
+            if more is not None:
+                return more.memory(right, end)
+        return None
 
 
 # --- buffers of frames ---------------------------------------------------------------------
@@ -440,12 +454,18 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
     if len(bufs) == 1 and type(bufs[0]) is _wire.Reference:  # as in _claim
         object, offset, length, _, segment = bufs[0]
         with ledger.counting:
-            right = Right(ledger, object)
-            account = right.account
+            account, right, stored = Account(), _bare(Right), _bare(Stored)
+            account.ledger = right.ledger = ledger
+            account.object = object
             if leg:
                 account.leg = ledger.leg
                 account.segment = segment
-            bufs[0] = Stored(right, offset, length)
+            right.account = account
+            when_gone(right, account, ledger.ended, ledger.at_end)
+            stored.right = right
+            stored.offset = offset
+            stored.nbytes = length
+            bufs[0] = stored
             account.count = 1
     elif _wire.Reference in map(type, bufs):
         with ledger.counting:
@@ -507,7 +527,7 @@ def name(
         new = account.maker is not None and line not in account.lines
         if new:
             told.append(account)
-            account.lines.append(line)
+            account.lines += (line,)
             account.count += 1
         segment = account.segment if new and account.segment < _TOLD else 0
         named.append(_new(_wire.Reference, (account.object, buf.offset, buf.nbytes, new, segment)))
@@ -518,5 +538,5 @@ def unname(told: list[Account], line: Any) -> None:
     """The frame was not sent: the head knows nothing of what it would have been told."""
     for account in told:
         if line in account.lines:
-            account.lines.remove(line)
+            account.lines = tuple(other for other in account.lines if other is not line)
             account.count -= 1

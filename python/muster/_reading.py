@@ -204,7 +204,7 @@ class Reader:
     def _receive(self, deadline: float | None) -> bool:
         """As leader: wait for bytes and deliver them; False when the deadline passed."""
         stream = self._stream
-        if (self._frame is not None or stream.holds()) and self._deliver(stream):
+        if (self._frame is not None or not stream.dry) and self._deliver(stream):
             return True
         if deadline is not None:
             left = deadline - monotonic()
@@ -249,7 +249,7 @@ class Reader:
             self._answers = self._read
             if self._acknowledges:
                 self.flush()
-            if not stream.holds():
+            if stream.dry:
                 return True
             some = True
 

@@ -20,8 +20,6 @@ from ._errors import ProtocolError
 MAX_ROWS = 1 << 32  # rows are named by 32 bits
 _MIN_RUN = 8  # from here on a run is a range of its own: it is read by one copy
 
-_unpackb = msgpack.unpackb
-
 Rows = range | NDArray[np.uint32]
 Index = NDArray[np.int64]
 
@@ -264,24 +262,10 @@ def pack(handle: Handle, number: Callable[[Any], int] = int) -> bytes:
     return data
 
 
-def fields(payload: Any) -> list[Any]:
-    """What `pack` has put there, unchecked; ProtocolError for what is no msgpack."""
-    try:
-        found: list[Any] = _unpackb(payload, unicode_errors="surrogatepass")
-    except Exception as error:
-        raise _malformed(f"{type(error).__name__}: {error}") from None
-    return found
-
-
 def unpack(payload: Any, nbufs: int) -> Handle:
     """The handle in these bytes, which has nbufs buffers; ProtocolError for what is none."""
-    return checked(fields(payload), nbufs)
-
-
-def checked(found: Any, nbufs: int) -> Handle:
-    """The handle of these fields."""
     try:
-        rows, parts, cut, metas = found
+        rows, parts, cut, metas = msgpack.unpackb(payload, unicode_errors="surrogatepass")
         handle = Handle(
             _number(rows, MAX_ROWS),
             [([_name(name) for name in names], [_piece(p) for p in ps]) for names, ps in parts],

@@ -90,13 +90,14 @@ def view(address: int, length: int, owner: object) -> memoryview:
 def array_at(address: int, length: int, owner: object) -> Any:
     """What is under a view: it lives as long as that, and keeps ``owner``. It may be longer."""
     # One type for each power of two, as making one takes longer than all the rest.
-    array = _array_type(length.bit_length()).from_address(address)
+    array = array_type(length.bit_length()).from_address(address)
     array.owner = owner
     return array
 
 
 @lru_cache(maxsize=64)
-def _array_type(bits: int) -> Any:
+def array_type(bits: int) -> Any:
+    """What `array_at` makes of as many bytes as have so many bits in their number."""
     return ctypes.c_char * (1 << bits)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _errors, _objects, _shm
-from ._leases import Borrowed, Lease, Store
-from ._objects import Account, Inline, Right, Source, Stored
+from ._leases import Lease, Store
+from ._objects import Inline, Right, Source, Stored
 
 if TYPE_CHECKING:
     import numpy
@@ -36,7 +36,7 @@ class Stores:
         self._token = token
         self._holder = holder
         self._lock = threading.RLock()
-        self._known: dict[int, list[Store]] = {}
+        self.known: dict[int, list[Store]] = {}  # by node
         self._over = False
 
     def own(self) -> Store:
@@ -46,11 +46,11 @@ class Stores:
     def at(self, node: int) -> Store:
         """The store of a node. A second connection is made for code that interrupts a request,
         as a signal handler does, and in the place of one that is lost."""
-        for store in self._known.get(node, ()):
+        for store in self.known.get(node, ()):
             if store.free_for_use():
                 return store
         with self._lock:
-            for store in self._known.get(node, ()):
+            for store in self.known.get(node, ()):
                 if store.free_for_use():
                     return store
             if self._over:
@@ -60,7 +60,7 @@ class Stores:
             number = self._node if node == _FAR else node
             path = os.path.join(self._folder, f"agent-{number}.sock")
             store = Store(path, f"node {number}", self._token, self._holder)
-            self._known.setdefault(node, []).append(store)
+            self.known.setdefault(node, []).append(store)
             return store
 
     def open(self, objects: Sequence[int]) -> dict[int, Lease]:
@@ -77,14 +77,6 @@ class Stores:
             leases |= zip(some, self.at(node).open(some), strict=True)
         return leases
 
-    def borrow(self, account: Account) -> Borrowed | None:
-        """What the head has lent, mapped without asking; None where the segment is new."""
-        for store in self._known.get(account.object >> 48, ()):
-            borrowed = store.borrow(account)
-            if borrowed is not None:
-                return borrowed
-        return None
-
     def retire(self) -> None:
         """Hang up, store by store, as soon as nothing of it is looked at any more."""
         with self._lock:
@@ -98,10 +90,10 @@ class Stores:
         self._over = True
         for store in self._all():
             store.abandon()
-        self._known = {}
+        self.known = {}
 
     def _all(self) -> list[Store]:
-        return [store for stores in self._known.values() for store in stores]
+        return [store for stores in self.known.values() for store in stores]
 
 
 # --- putting content there -------------------------------------------------------------

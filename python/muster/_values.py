@@ -1,9 +1,9 @@
 """Values: how Python objects lie in a body, as docs/wire.md describes it.
 
 Exact plain types are msgpack, others are extensions that the head can cut and
-pass on without understanding them, the rest is pickle. What comes out equals
-what went in and has the same type. This module does no I/O; it appends large
-buffers to a list of its caller's instead of copying them.
+pass on without understanding them, the rest is pickle. What comes out
+(`_decoding`) equals what went in and has the same type. This module does no I/O;
+it appends large buffers to a list of its caller's instead of copying them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,37 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
-from . import _arrays, _blame, _objects, _pickling, _records, _wire
-from ._errors import EncodingError, MusterError, ProtocolError
+from . import _arrays, _blame, _pickling, _records
+from ._decoding import decode
+from ._errors import EncodingError, MusterError
+from ._extensions import (
+    BATCH,
+    BIG_INT,
+    BROADCAST,
+    BYTEARRAY,
+    BYTES,
+    COMPLEX,
+    DATACLASS,
+    FIRST_COUNT,
+    FROZENSET,
+    FUTURE,
+    FUTURE_MARK,
+    MAX_NESTED,
+    NDARRAY,
+    PER_RANK,
+    PICKLE,
+    RANGE,
+    SCALAR,
+    SET,
+    TENSOR,
+    TUPLE,
+    TWO_FLOATS,
+)
 from ._marks import Broadcast, FutureMark, Mark, PerRank
 from ._pickling import main_importable, set_main_importable
 
@@ -34,34 +57,24 @@ __all__ = [
     "set_main_importable",
 ]
 
-TUPLE, SET, FROZENSET, DATACLASS, PER_RANK, BROADCAST = 1, 2, 3, 4, 5, 6
-BIG_INT, COMPLEX, RANGE, BYTEARRAY, SCALAR, FUTURE = 16, 17, 18, 19, 20, 21
-NDARRAY, PICKLE, BYTES, TENSOR, BATCH = 32, 33, 34, 35, 36
-
 OUT_OF_BAND = 256 << 10  # bytes of at least this size become a buffer of the frame
 _MAX_BUFFERS = 60_000  # a frame has room for 65,535; beyond this, arrays lie in pickles
-_MAX_NESTED = 100  # extensions inside extensions; each level copies what is inside
 _MAX_LEVELS = 480  # lists, dicts and extensions inside each other; the head refuses at 512
 
 _LEAVES = frozenset((type(None), bool, int, float, str))
 _only_leaves = _LEAVES.issuperset
+_only_tuples = frozenset((tuple,)).issuperset
 # What msgpack packs without asking, as something else than it is.
 _TRAPS = frozenset((bytearray, memoryview, msgpack.ExtType, msgpack.Timestamp))
-
-_SHORT = 64
-
-_FIRST_COUNT = struct.Struct("<II")
-_TWO_FLOATS = struct.Struct("<dd")
-_FUTURE = struct.Struct("<Qi")
 
 _Packer = msgpack.Packer
 _LARGE = 1 << 18
 _OPTIONS: dict[str, Any] = {"strict_types": True, "unicode_errors": "surrogatepass"}
 if msgpack.version >= (1, 1):
     _OPTIONS["buf_size"] = 1024  # the default of 256 KiB costs more than packing a few values
-_unpackb = msgpack.unpackb
 _ExtType = msgpack.ExtType
 _new = tuple.__new__
+_EXT_TYPES, _TUPLE_CODES = repeat(_ExtType), repeat(TUPLE)
 
 
 class _TooDeep(ValueError):
@@ -86,12 +99,18 @@ def encode(obj: Any, bufs: list[Any], pickle: str = "on") -> bytes:
     EncodingError where it cannot be sent; bufs is then as it was.
     """
     try:
-        if _plain(obj):
-            return _pack_plain(obj)
-        if type(obj) is list and 0 < len(obj) <= _SHORT and type(obj[0]) is tuple:
-            data = _pack_tuples(obj)
-            if data is not None:
-                return data
+        if type(obj) is not list or not obj or type(obj[0]) is not tuple:
+            if _plain(obj):
+                return _pack_plain(obj)
+        elif _only_tuples(map(type, obj)) and _only_leaves(map(type, chain.from_iterable(obj))):
+            # As many results are: each tuple is packed, put into an extension, and all of them
+            # are packed, without a step in Python.
+            pack = _Shared.pack
+            packed = zip(_TUPLE_CODES, map(pack, map(list, obj)), strict=False)
+            data: bytes = pack([*map(_new, _EXT_TYPES, packed)])
+            if len(data) > _LARGE:
+                _Shared.pack = _Packer(**_OPTIONS).pack  # as in _pack_plain
+            return data
     except OverflowError:
         pass
     return _Encoder(bufs, pickle).whole("the value", obj)
@@ -129,7 +148,7 @@ def _passed_on(batch: Any, bufs: list[Any]) -> bytes | None:
     handle = batch._as_it_came(bufs)
     if handle is None:
         return None
-    value = _new(_ExtType, (BATCH, _FIRST_COUNT.pack(first, len(bufs) - first) + handle))
+    value = _new(_ExtType, (BATCH, FIRST_COUNT.pack(first, len(bufs) - first) + handle))
     return _pack_plain([[value], {}])
 
 
@@ -146,16 +165,6 @@ def _plain(obj: Any) -> bool:
     if kind is dict:
         return _only_leaves(map(type, obj)) and _only_leaves(map(type, obj.values()))
     return kind in _LEAVES
-
-
-def _pack_tuples(obj: list[Any]) -> bytes | None:
-    """A short list of tuples of leaves, as many results are; None for all else."""
-    items = []
-    for item in obj:
-        if type(item) is not tuple or not _only_leaves(map(type, item)):
-            return None
-        items.append(_new(_ExtType, (TUPLE, _pack_plain([*item]))))
-    return _pack_plain(items)
 
 
 def _pack(obj: object) -> bytes:
@@ -244,7 +253,7 @@ class _Encoder:
 
     def nested(self, obj: Any) -> bytes:
         """A value as msgpack packs it, asking default() for what is not plain."""
-        if self.depth >= _MAX_NESTED:
+        if self.depth >= MAX_NESTED:
             raise _TooDeep
         kind = type(obj)
         levels, trapped = 1, False
@@ -283,7 +292,7 @@ class _Encoder:
         if isinstance(mark, Broadcast):
             return _ext(BROADCAST, self.one(mark.value))
         assert isinstance(mark, FutureMark)
-        return _ext(FUTURE, _FUTURE.pack(mark.id, mark.rank))
+        return _ext(FUTURE, FUTURE_MARK.pack(mark.id, mark.rank))
 
     def default(self, obj: Any) -> Any:
         """The extension that obj becomes."""
@@ -298,7 +307,7 @@ class _Encoder:
         if kind is frozenset:
             return _ext(FROZENSET, self.nested([*obj]))
         if kind is complex:
-            return _ext(COMPLEX, _TWO_FLOATS.pack(obj.real, obj.imag))
+            return _ext(COMPLEX, TWO_FLOATS.pack(obj.real, obj.imag))
         if kind is range:
             return _ext(RANGE, self.nested([obj.start, obj.stop, obj.step]))
         if kind is bytearray:
@@ -314,7 +323,7 @@ class _Encoder:
         if batches is not None and kind is getattr(batches, "Batch", None):
             first = len(self.bufs)
             handle = obj._encode(self.bufs, self.pickle)
-            return _ext(BATCH, _FIRST_COUNT.pack(first, len(self.bufs) - first) + handle)
+            return _ext(BATCH, FIRST_COUNT.pack(first, len(self.bufs) - first) + handle)
         as_batch = getattr(kind, "__muster_batch__", None)  # a class that travels as a batch
         if as_batch is not None:
             return self.default(as_batch(obj))
@@ -347,7 +356,7 @@ class _Encoder:
     def buffered(self, code: int, meta: bytes, buffer: Any) -> Any:
         first = len(self.bufs)
         self.bufs.append(buffer)
-        return _ext(code, _FIRST_COUNT.pack(first, 1) + meta)
+        return _ext(code, FIRST_COUNT.pack(first, 1) + meta)
 
     def pickled(self, obj: object) -> Any:
         if self.pickle != "on":
@@ -360,7 +369,7 @@ class _Encoder:
                 raise _Refused(obj, "it is nested too deeply") from None
             raise _Refused(obj, f"{type(error).__name__}: {error}") from None
         self.bufs += buffers
-        return _ext(PICKLE, _FIRST_COUNT.pack(first, len(buffers)) + data)
+        return _ext(PICKLE, FIRST_COUNT.pack(first, len(buffers)) + data)
 
 
 def _pack_meta(meta: object) -> bytes:
@@ -411,187 +420,3 @@ def _explain(label: str, root: object, refused: _Refused) -> EncodingError:
     if "Error: " in why:
         path, obj = _blame.narrow(path, obj, fails)
     return EncodingError(f"{path}, a {_blame.type_name(obj)}, cannot be sent: {why}")
-
-
-# --- decoding ------------------------------------------------------------------------------
-
-
-def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
-    """The value in a body. Arrays lie over bufs, uncopied, and are writable where bufs are;
-    what lies in a store is opened.
-
-    ProtocolError for what is no value, EncodingError where its class cannot be found here.
-    """
-    try:
-        if bufs:
-            return _unpackb(
-                body,
-                ext_hook=_Decoder(bufs, body).extension,
-                strict_map_key=False,
-                unicode_errors="surrogatepass",
-            )
-        return _unpackb(
-            body, ext_hook=_extension, strict_map_key=False, unicode_errors="surrogatepass"
-        )
-    except MusterError:
-        raise
-    except Exception as error:
-        raise ProtocolError(f"a value cannot be decoded: {type(error).__name__}: {error}") from None
-
-
-@lru_cache(maxsize=1)
-def _batch_class() -> Any:
-    from ._batch import Batch
-
-    return Batch
-
-
-def _extension(code: int, data: bytes) -> Any:
-    return _Decoder(()).extension(code, data)
-
-
-class _Decoder:
-    """Decodes the values of one frame."""
-
-    __slots__ = ("body", "bufs", "depth", "views")
-
-    def __init__(self, bufs: Sequence[Any], body: Any = None) -> None:
-        self.bufs = bufs
-        self.depth = 0
-        self.body = body
-        self.views: dict[int, memoryview] | None = None  # of what lies in stores, once opened
-
-    def value(self, data: Any) -> Any:
-        return _unpackb(
-            data, ext_hook=self.extension, strict_map_key=False, unicode_errors="surrogatepass"
-        )
-
-    def extension(self, code: int, data: bytes) -> Any:
-        if code == BATCH:
-            first, count = _FIRST_COUNT.unpack_from(data)
-            if first + count > len(self.bufs):
-                raise self.beyond(first, count)
-            return _batch_class()._decode(data[8:], self.bufs[first : first + count])
-        if code < 16:
-            return self.nesting(code, data)
-        if code >= 32:
-            return self.buffered(code, data)
-        if code == BIG_INT:
-            return int.from_bytes(data, "little", signed=True)
-        if code == COMPLEX:
-            return complex(*_TWO_FLOATS.unpack(data))
-        if code == RANGE:
-            start, stop, step = self.inner(data, list)
-            return range(start, stop, step)
-        if code == BYTEARRAY:
-            return bytearray(data)
-        if code == SCALAR:
-            return _arrays.scalar_from(self.inner(data, list))
-        if code == FUTURE:
-            return FutureMark(*_FUTURE.unpack(data))
-        raise ProtocolError(f"a value has the unknown extension {code}")
-
-    def nesting(self, code: int, data: bytes) -> Any:
-        if code == TUPLE:
-            return tuple(self.inner(data, list))
-        if code == SET:
-            return set(self.inner(data, list))
-        if code == FROZENSET:
-            return frozenset(self.inner(data, list))
-        if code == DATACLASS:
-            module, qualname, fields = self.inner(data, list)
-            return _records.rebuild(module, qualname, fields)
-        if code == PER_RANK:
-            return PerRank(self.inner(data, list))
-        if code == BROADCAST:
-            return Broadcast(self.inner(data, object))
-        raise ProtocolError(f"a value has the unknown extension {code}")
-
-    def inner(self, data: Any, kind: type) -> Any:
-        """The value inside an extension."""
-        self.depth += 1
-        if self.depth > _MAX_NESTED + 10:
-            raise ProtocolError(f"a value is nested more than {_MAX_NESTED} extensions deep")
-        value = self.value(data)
-        self.depth -= 1
-        if not isinstance(value, kind):
-            raise ProtocolError(f"an extension holds a {type(value).__name__}, expected a list")
-        return value
-
-    def beyond(self, first: int, count: int) -> ProtocolError:
-        return ProtocolError(
-            f"a value refers to buffers {first} to {first + count - 1} of {len(self.bufs)}"
-        )
-
-    def buffered(self, code: int, data: bytes) -> Any:
-        first, count = _FIRST_COUNT.unpack_from(data)
-        rest = memoryview(data)[8:]
-        if first + count > len(self.bufs):
-            raise self.beyond(first, count)
-        if code == PICKLE:
-            return _unpickle(rest, [self.buffer(i) for i in range(first, first + count)])
-        if count != 1:
-            raise ProtocolError(f"extension {code} has one buffer, not {count}")
-        buffer = self.buffer(first)
-        if code == NDARRAY:
-            return _arrays.array_from(self.inner(rest, list), memoryview(buffer))
-        if code == BYTES:
-            return bytes(buffer)
-        if code == TENSOR:
-            return _arrays.tensor_from(self.inner(rest, list), memoryview(buffer))
-        raise ProtocolError(f"a value has the unknown extension {code}")
-
-    def buffer(self, index: int) -> Any:
-        """The bytes of a buffer, wherever they lie."""
-        buffer = self.bufs[index]
-        if type(buffer) in _LIES_ELSEWHERE:
-            if self.views is None:
-                self.views = self.opened()
-            return self.views[index]
-        return buffer
-
-    def opened(self) -> dict[int, memoryview]:
-        """All that lies in stores, opened together; but for batches, which open what is used."""
-        sources: dict[int, Any] = {
-            i: _objects.from_buffer(buf)
-            for i, buf in enumerate(self.bufs)
-            if type(buf) in _LIES_ELSEWHERE
-        }
-        if len({source.right.object for source in sources.values()}) > 1:
-            for index in _in_batches(self.body):
-                sources.pop(index, None)
-        return dict(zip(sources, _objects.views([*sources.values()]), strict=True))
-
-
-_LIES_ELSEWHERE = (_objects.Stored, _wire.Reference)
-
-
-def _in_batches(body: Any) -> set[int]:
-    """The buffers of a body that belong to batches."""
-    found: set[int] = set()
-
-    def look(code: int, data: bytes) -> None:
-        if code == BATCH:
-            first, count = _FIRST_COUNT.unpack_from(data)
-            found.update(range(first, first + count))
-        elif code < 16:
-            walk(data)
-
-    def walk(data: Any) -> None:
-        _unpackb(data, ext_hook=look, strict_map_key=False, unicode_errors="surrogatepass")
-
-    walk(body)
-    return found
-
-
-def _unpickle(data: memoryview, buffers: Sequence[Any]) -> Any:
-    try:
-        return _pickling.loads(data, buffers)
-    except ImportError as error:
-        raise EncodingError(
-            f"a pickled value cannot be rebuilt here: {error}: both sides need the module"
-        ) from error
-    except Exception as error:
-        raise EncodingError(
-            f"a pickled value cannot be rebuilt here: {type(error).__name__}: {error}"
-        ) from error

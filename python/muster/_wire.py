@@ -66,8 +66,7 @@ HEADER_SIZE = 24
 FrameError = ProtocolError  # what a stream raises that cannot be trusted any more
 
 _CHUNK = 64 << 10  # one recv
-_JOIN = 32 << 10  # up to here copying costs less than a second entry in an iovec
-JOIN = _JOIN  # a frame up to here is written by one system call, which no other can split
+JOIN = 32 << 10  # up to here a frame is one piece, written by one system call
 _OWN = 16 << 10  # a frame that is longer, and not here yet, gets memory of its own
 _GROW = 1 << 20
 _ZEROS = bytes(_GROW)
@@ -93,6 +92,7 @@ AFTER[_BROKEN] = _BROKEN
 
 _pack_header = HEADER.pack
 _unpack_header = HEADER.unpack_from
+_references = _REFERENCE.iter_unpack
 _new = tuple.__new__
 
 
@@ -154,7 +154,7 @@ def pack_frame(
     """The parts of a frame in order: one where it is small, large pieces uncopied."""
     size = len(body)
     if not bufs:
-        if size <= _JOIN:
+        if size <= JOIN:
             return [_pack_header(size, kind, flags, 0, id, peer, ack) + body]
         if size > MAX_FRAME:
             raise _too_large(size)
@@ -182,9 +182,9 @@ def pack_frame(
         raise _too_large(size)
     head = _pack_header(size, kind, flags, len(entries), id, peer, ack)
     table = struct.pack(f"<{len(entries)}Q", *entries)
-    if size <= _JOIN:
+    if size <= JOIN:
         return [b"".join((head, table, body, *views))]
-    start = [head + table + body] if len(body) <= _JOIN else [head + table, body]
+    start = [head + table + body] if len(body) <= JOIN else [head + table, body]
     return start + [view for view in views if type(view) is bytes or view.nbytes]
 
 
@@ -201,10 +201,7 @@ def send_frame(
     """Send one frame on a blocking socket: all of it, or an error before anything is sent,
     or OSError when the connection is gone. Given a stream, it is numbered."""
     sock, number = (to.sock, AFTER[to.gave]) if isinstance(to, FrameStream) else (to, 0)
-    if not bufs and len(body) <= _JOIN:
-        parts = [_pack_header(len(body), kind, flags, 0, id, peer | number, ack) + body]
-    else:
-        parts = pack_frame(kind, id, body, bufs, flags, peer | number, ack)
+    parts = pack_frame(kind, id, body, bufs, flags, peer | number, ack)
     if isinstance(to, FrameStream):
         to.gave = number
     send_parts(sock, parts)
@@ -295,6 +292,7 @@ class FrameStream:
         "_need",
         "_pos",
         "_start",
+        "dry",
         "gave",
         "limit",
         "sock",
@@ -305,6 +303,7 @@ class FrameStream:
         self.limit = limit
         self._data = b""  # received; what is before _pos has been taken
         self._pos = 0
+        self.dry = True  # there is nothing of which no frame was made yet; False: there may be
         self._got: list[Any] = []  # received, not in _data or _have yet
         self._big: bytearray | None = None  # a large frame on its way
         self._start = 0  # where that frame starts in _big
@@ -324,15 +323,9 @@ class FrameStream:
 
     def read(self) -> Frame:
         """The next frame, waiting for it. EOFError at the end of the stream."""
-        while True:
-            frame = self.next()
-            if frame is not None:
-                return frame
+        while (frame := self.next()) is None:
             self.fill()
-
-    def holds(self) -> bool:
-        """Whether bytes are here that no frame was made of yet."""
-        return self._pos < len(self._data) or self._big is not None or bool(self._got)
+        return frame
 
     def next(self) -> Frame | None:
         """The next frame if all of it has been received."""
@@ -367,15 +360,18 @@ class FrameStream:
         else:
             body, at = start + 8 * nbuf, end - _REFERENCE.size * nbuf
             if body <= at and data[start:body] == _REFERENCE_TABLE * nbuf:  # nothing to write to
-                bufs = [_reference(data[at : at + _REFERENCE.size])]
-                for here in range(at + _REFERENCE.size, end, _REFERENCE.size):
-                    bufs.append(_reference(data[here : here + _REFERENCE.size]))
+                bufs = []
+                for obj, offset, size, new, segment in _references(data[at:end]):
+                    if not obj or offset + size >= _MAX_OFFSET:
+                        _reference(_REFERENCE.pack(obj, offset, size, new, segment))  # raises
+                    bufs.append(_new(Reference, (obj, offset, size, new & _NEW == _NEW, segment)))
                 frame = _new(Frame, (kind, flags, id, peer, ack, data[body:at], bufs))
             else:
                 frame = _split(bytearray(data[pos:end]), 0)
         # Without a call between them: who is interrupted reads it again, and it is the next.
         self._had = had
         self._pos = end
+        self.dry = there == HEADER_SIZE + length
         return frame
 
     def _place(self, peer: int) -> bool | None:
@@ -405,6 +401,7 @@ class FrameStream:
         middle of a frame; with MSG_DONTWAIT also BlockingIOError."""
         if self._got:
             self._settle()
+        self.dry = False
         big = self._big
         try:
             if big is None:
@@ -416,7 +413,11 @@ class FrameStream:
                     self._got.extend(map(self.sock.recv_into, (rest,), (0,), (flags,)))
         except ConnectionError as error:
             raise self._ended(f" ({error.strerror or error})") from None
-        if self._got:
+        taken = self._pos == len(self._data)
+        got = self._got  # from here on no call, as in _settle
+        if got and got[0] and taken and self._big is None and self._had != _BROKEN:
+            self._data, self._pos, self._got = got[0], 0, []
+        elif got:
             self._settle()
 
     def _settle(self) -> None:
@@ -433,8 +434,7 @@ class FrameStream:
         else:
             if self._pos < len(self._data):
                 got = self._data[self._pos :] + got
-            self._data = got
-            self._pos = 0
+            self._data, self._pos = got, 0
         self._got = []
 
     # A large frame lies in one bytearray behind so much padding that its first
@@ -539,7 +539,7 @@ def _reference(data: bytes | memoryview) -> Reference:
         raise ProtocolError("a reference that names no object")
     if offset + length >= _MAX_OFFSET:
         raise ProtocolError(f"a reference to {length} bytes from {offset} on, which no object has")
-    return _new(Reference, (obj, offset, length, bool(flags & _NEW), segment))
+    return _new(Reference, (obj, offset, length, flags & _NEW == _NEW, segment))
 
 
 # --- hello -------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Line:
     def reply_small(self, leg: Leg, flags: int, body: bytes, stream: _wire.FrameStream) -> bool:
         """`reply` for a result without buffers that one system call takes, by the stream that
         its leg came by; whether it got out."""
-        out = True
+        out, given_back = True, self.given_back
         with self._lock:
             waits = self._unsent != b""
             if not waits:
@@ -53,13 +53,19 @@ class Line:
                 leg[RESULT] = frame = (
                     _pack_header(len(body), _wire.KIND_RESULT, flags, 0, leg[1], number, 0) + body
                 )
+                ledger = self.ledger
+                if given_back and ledger is not None and stream.sock is self.sock:
+                    count = len(given_back)  # as in _release
+                    number = stream.gave = _AFTER[number]
+                    frame += ledger.release(count, 0, number)
+                    del given_back[:count]
                 try:
                     stream.sock.sendall(frame)
                 except OSError:
                     out = False
         if waits:
             self.reply(leg, flags, body, [])  # after what waits
-        elif self.given_back:  # by somebody who found us sending
+        elif given_back:  # by somebody who found us sending
             self.flush()
         return out
 

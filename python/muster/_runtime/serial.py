@@ -17,6 +17,7 @@ from .kept import ORIGIN, Leg, origin_of
 from .line import Line
 
 _MASK = (1 << 32) - 1  # of sequences, as they are acknowledged
+_FEW = 64  # objects that are given back with a small reply
 
 
 class Serial:
@@ -40,7 +41,7 @@ class Serial:
         reply = line.reply_small
         line.begin()
         while True:
-            frame = stream.next()
+            frame = None if stream.dry else stream.next()
             if frame is None:
                 if board.leaving is not None:  # a method caught the SystemExit of SIGTERM
                     raise SystemExit(board.leaving)
@@ -114,7 +115,7 @@ class Serial:
             value = error = None  # what only they name is given back with the reply
             if ledger is not None:
                 ledger.leg = 0
-            if bufs or given_back or len(body) > _wire.JOIN:
+            if bufs or len(body) > _wire.JOIN or len(given_back) > _FEW:
                 if getpid() != host.pid:
                     host.check_process()
                 line.reply(entry, flags, body, bufs)
