@@ -75,10 +75,14 @@ func (c *conn) cut() {
 
 // resume goes on over a new connection, on which the head has said welcome: it
 // is told what was read and what this process knows of, then everything that is
-// not answered, as it was sent.
-func (c *conn) resume(w *wire.Conn) {
+// not answered, as it was sent. False where no other is wanted any more: who hangs
+// up says so, then closes the connection that there is.
+func (c *conn) resume(w *wire.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.leaving.Err() != nil {
+		return false
+	}
 	c.wire = w
 	c.link.Back(w, func(objects []wire.Released) {
 		c.noticeLocked("back", &wire.CallerBack{Answers: c.answers, Objects: objects})
@@ -106,6 +110,7 @@ func (c *conn) resume(w *wire.Conn) {
 	close(c.returned)
 	c.returned = make(chan struct{})
 	w.Flush()
+	return true
 }
 
 // unansweredLocked are the numbers of calls and requests, which come from one

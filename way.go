@@ -149,7 +149,9 @@ func (s *Session) rejoin(ctx context.Context, nc net.Conn, hello wire.Hello) err
 	if _, err := join(ctx, w, hello); err != nil {
 		return err
 	}
-	s.conn.resume(w)
+	if !s.conn.resume(w) {
+		return context.Cause(s.conn.leaving)
+	}
 	return nil
 }
 

@@ -174,13 +174,16 @@ class Reader:
 
     def _wake_first(self) -> None:
         """Tell who reads next, if anybody waits."""
-        if self._turns:
+        while self._turns:
             try:
                 gate = next(iter(self._turns.values()))
-            except (RuntimeError, StopIteration):
-                return  # whoever changed it does the same
+            except RuntimeError:
+                continue  # it changed under our eyes: one that came does not tell the first
+            except StopIteration:
+                return
             if gate is not None:
                 gate.open()
+            return
 
     def arrival(self, ref: Ref) -> Generator[Any, None, None]:
         """What ``await ref`` waits on: the ref is done when it returns."""

@@ -20,6 +20,7 @@ import muster
 from muster import _reading, _values, _wire
 from muster._client import Connection
 from muster._refs import Ref
+from muster._waiting import Gate
 
 ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 2, [0], 0, 0, 8)))
 
@@ -227,6 +228,29 @@ def test_a_malformed_frame_ends_the_connection_with_a_reason(
     head.ours.sendall(_wire.HEADER.pack(0xFFFFFFFF, _wire.KIND_ANSWER, 0, 0, ref._id, 0, 0))
     with pytest.raises(muster.HeadLostError, match="4294967295 bytes"):
         muster.get(ref, DEADLINE)
+
+
+class _Joined(dict[Any, Any]):
+    """Turns to which one comes while the first is looked for."""
+
+    def values(self) -> Any:
+        found = super().values()
+
+        class Once:
+            def __iter__(_: Any) -> Any:
+                first = iter(found)
+                self.setdefault("late", None)
+                return first
+
+        return Once()
+
+
+def test_who_comes_late_does_not_keep_the_first_from_being_told(connection: Connection) -> None:
+    gate = Gate()
+    connection._turns = _Joined({(1, 1): gate})
+    connection._wake_first()
+    assert not gate._lock.locked()
+    connection._turns.clear()
 
 
 class Interrupt(BaseException):
