@@ -27,7 +27,7 @@ _HEAD_LATE = 30.0
 
 _ALL = -1
 _UNFINISHED = -1  # in place of flags: a route without deadline, parent and flags
-_SPECIAL = (Mark, Ref)
+_MARKS, _REFS = 1, 2
 _PLAIN = frozenset((int, float, bool, str, bytes, list, dict, tuple, type(None)))
 
 
@@ -83,7 +83,9 @@ class Group:
         """Call and wait for the answer."""
         if timeout is not None:
             timeout = seconds(timeout)
-        flags = _WAITING | _WHOLE if timeout is None and self.connection.stalls() else _WAITING
+        flags = _WAITING
+        if timeout is None and self.connection.loop_thread and self.connection.stalls():
+            flags |= _WHOLE
         ref = self._send(method, how, rank, args, kwargs, timeout, flags, finish)
         if timeout is None:
             self.connection.wait_one(ref)
@@ -139,8 +141,8 @@ class Group:
         flags: int,
         finish: Callable[[Any], Any] | None,
     ) -> Ref:
-        plain = _are_plain(args, kwargs)
-        while not plain and _has_refs(args, kwargs):
+        special = _special(args, kwargs)
+        while special & _REFS:
             with self.connection.holding_acks() as hold:
                 route, payload, buffers, due = self._encode(
                     method, how, rank, args, kwargs, timeout, flags, hold=hold
@@ -150,7 +152,7 @@ class Group:
                 except MovedOn:
                     continue
         route, payload, buffers, due = self._encode(
-            method, how, rank, args, kwargs, timeout, flags, plain
+            method, how, rank, args, kwargs, timeout, flags, special != 0
         )
         return self.connection.call(route, payload, buffers, finish, None, due)
 
@@ -163,24 +165,23 @@ class Group:
         kwargs: Mapping[str, Any],
         timeout: float | None,
         flags: int,
-        plain: bool = False,
+        special: bool = True,
         hold: Hold | None = None,
     ) -> tuple[bytes, bytes, list[Any], Due | None]:
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
             method.check_cut(args, kwargs, self.world)
-        for arg in () if plain else (*args, *kwargs.values()):
-            if isinstance(arg, _SPECIAL):
-                check_per_rank(method.where, args, kwargs, self.world)
-                args = [self._argument(arg, hold) for arg in args]
-                kwargs = {name: self._argument(arg, hold) for name, arg in kwargs.items()}
-                flags |= _MARKED
-                break
+        if special and _special(args, kwargs):
+            check_per_rank(method.where, args, kwargs, self.world)
+            args = [self._argument(arg, hold) for arg in args]
+            kwargs = {name: self._argument(arg, hold) for name, arg in kwargs.items()}
+            flags |= _MARKED
         buffers: list[Any] = []
         payload = _values.encode_payload(args, kwargs, buffers, self.pickle)
-        if buffers:
+        if buffers and not _objects.are_stored(map(type, buffers)):
             _objects.stow(buffers, f"arguments of {method.name}")
-        parent = self.connection.parent()
+        current = self.connection.current_call
+        parent = 0 if current is None else current()
         if timeout is None and not parent:
             key = (method.name, how, rank, flags)
             route = self._routes.get(key) or self._route(key, bytes((0, 0, flags)))
@@ -215,15 +216,17 @@ class Group:
         return arg._result()
 
 
-def _are_plain(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a look at the types alone says that there are no marks and no refs."""
-    return not kwargs and _PLAIN.issuperset(map(type, args))
-
-
-def _has_refs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return any(isinstance(arg, Ref) for arg in args) or (
-        bool(kwargs) and any(isinstance(arg, Ref) for arg in kwargs.values())
-    )
+def _special(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Whether there are marks and refs among arguments. A look at the types says so."""
+    found = 0
+    if not kwargs and _PLAIN.issuperset(map(type, args)):
+        return found
+    for kind in {*map(type, args), *map(type, kwargs.values())}:
+        if issubclass(kind, Ref):
+            found |= _REFS
+        elif issubclass(kind, Mark):
+            found |= _MARKS
+    return found
 
 
 def milliseconds(timeout: float | None) -> int:

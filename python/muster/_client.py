@@ -102,7 +102,7 @@ class Connection(Sender):
             if due is not None:
                 self._unanswered.note_due(ident, due)
             if buffers:
-                if self.ledger is not None:
+                if self.ledger is not None and (self.current_call is not None or route[-1] & _KEEP):
                     self._note_named(ident, route, buffers)
                 if not route[-1] & _WAITING:
                     buffers = [_lasting(buf) for buf in buffers]
@@ -118,7 +118,7 @@ class Connection(Sender):
     def _note_named(self, ident: int, route: bytes, buffers: Sequence[Any]) -> None:
         """Take note of a call that names objects."""
         stored = [buf for buf in buffers if type(buf) is _objects.Stored]
-        if stored and self._current_call is not None:
+        if stored and self.current_call is not None:
             # A worker gives rights back by its other connection, which may be quicker.
             self._named[ident] = stored
         if stored and route[-1] & _KEEP:
@@ -156,10 +156,6 @@ class Connection(Sender):
         self._unanswered.note_end(ident, _wire.pack_frame(kind, ident, body)[0])
         self._send(kind, ident, body)
 
-    def parent(self) -> int:
-        """The call that the caller runs in; 0 outside workers."""
-        return 0 if self._current_call is None else self._current_call()
-
     def stalls(self) -> bool:
         """Whether a wait of this thread's holds up all that its worker runs, though it runs
         several calls."""
@@ -167,9 +163,9 @@ class Connection(Sender):
 
     def tell_waiting(self, refs: Iterable[Ref], blocks: bool = False) -> None:
         """In a worker, tell the head what this call waits for, so that it sees cycles."""
-        if self._current_call is None:
+        if self.current_call is None:
             return
-        parent = self._current_call()
+        parent = self.current_call()
         ids = sorted({ref._id for ref in refs if ref._state == PENDING})
         if parent and ids:
             flags = _wire.FLAG_WHOLE if blocks and self.stalls() else 0
@@ -255,7 +251,7 @@ class Connection(Sender):
         """Take another connection in the place of the old one; what is to be sent on it first.
         Who waits goes on by it at once, so that it is also read while that is sent."""
         objects: list[tuple[int, int]] = []
-        if self.ledger is not None and self._current_call is None:  # else our worker tells
+        if self.ledger is not None and self.current_call is None:  # else our worker tells
             objects = self.ledger.stock()
         ack = self._held_ack = self._read & 0xFFFFFFFF
         old, unanswered = self._sock, self._unanswered

@@ -126,6 +126,8 @@ class Method:
                         method=self.name,
                     )
         elif self.cut in _BY_ROWS:
+            if len(args) == 1 and not kwargs and _is_batch(args[0]):
+                return  # there is nothing that it has to be as long as
             first: tuple[str, int] | None = None
             for label, arg in _spread(args, kwargs):
                 if hasattr(type(arg), "__muster_batch__"):

@@ -490,12 +490,13 @@ def _claim(bufs: Any, ledger: Ledger, leg: bool) -> None:
         right.account.count = 1
 
 
-_PLACED = frozenset((Stored,))  # lie in a store already
+#: Whether buffers of these types lie in a store already.
+are_stored = frozenset((Stored,)).issuperset
 
 
 def stow(buffers: list[Any], what: str) -> None:
     """Move the large ones of a message's buffers into a store, if there is one."""
-    if _Current.ledger is None or _PLACED.issuperset(map(type, buffers)):
+    if _Current.ledger is None or are_stored(map(type, buffers)):
         return
     sizes = [0 if type(buf) is Stored else memoryview(buf).nbytes for buf in buffers]
     least = LARGE

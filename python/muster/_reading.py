@@ -50,7 +50,8 @@ class Reader:
     def __init__(self, stream: _wire.FrameStream, current_call: Callable[[], int] | None) -> None:
         #: The objects of this process; None where there are no stores.
         self.ledger: _objects.Ledger | None = None
-        self._current_call = current_call
+        #: In a worker, says which call the caller runs in; None outside workers.
+        self.current_call = current_call
         self._sock = stream.sock
         self._stream = stream
         # The frame being handed over. It stays here when an exception is thrown
@@ -263,7 +264,7 @@ class Reader:
             return
         if buffers and self.ledger is not None:
             _objects.claim(buffers, self.ledger)
-            if self._current_call is not None:
+            if self.current_call is not None:
                 self._acknowledges = True
         sink = self._pending.get(ident)
         if sink is None:  # nobody waits any more

@@ -120,15 +120,15 @@ def encode_payload(
     args: Sequence[Any], kwargs: Mapping[str, Any], bufs: list[Any], pickle: str = "on"
 ) -> bytes:
     """The bytes of a call's arguments, ``[[arg, ...], {name: arg, ...}]``; marks allowed."""
-    if all(map(_plain, args)) and (not kwargs or all(map(_plain, kwargs.values()))):
-        try:
-            return _pack_plain([[*args], kwargs])
-        except OverflowError:
-            pass
     if len(args) == 1 and not kwargs and type(args[0]).__name__ == "Batch":
         passed = _passed_on(args[0], bufs)
         if passed is not None:
             return passed
+    elif all(map(_plain, args)) and (not kwargs or all(map(_plain, kwargs.values()))):
+        try:
+            return _pack_plain([[*args], kwargs])
+        except OverflowError:
+            pass
     encoder = _Encoder(bufs, pickle)
     parts = [b"\x92", _head(0x90, 0xDC, len(args))]
     parts += [encoder.whole(f"argument {i}", arg, True) for i, arg in enumerate(args)]
@@ -149,7 +149,10 @@ def _passed_on(batch: Any, bufs: list[Any]) -> bytes | None:
     if handle is None:
         return None
     value = _new(_ExtType, (BATCH, FIRST_COUNT.pack(first, len(bufs) - first) + handle))
-    return _pack_plain([[value], {}])
+    payload: bytes = b"\x92\x91" + _Shared.pack(value) + b"\x80"
+    if len(payload) > _LARGE:
+        _Shared.pack = _Packer(**_OPTIONS).pack  # as in _pack_plain
+    return payload
 
 
 def marked(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:

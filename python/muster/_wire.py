@@ -13,7 +13,7 @@ import socket
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, starmap
 from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
@@ -92,7 +92,7 @@ AFTER[_BROKEN] = _BROKEN
 
 _pack_header = HEADER.pack
 _unpack_header = HEADER.unpack_from
-_references = _REFERENCE.iter_unpack
+_references, _pack_reference = _REFERENCE.iter_unpack, _REFERENCE.pack
 _new = tuple.__new__
 
 
@@ -106,8 +106,11 @@ class Reference(NamedTuple):
     object: int
     offset: int
     length: int
-    new: bool = False  # its maker names the object for the first time
+    new: bool = False  # flag _NEW: its maker names the object for the first time
     segment: int = 0  # where the object lies, if that is told
+
+
+_only_references = frozenset((Reference,)).issuperset
 
 
 class Frame(NamedTuple):
@@ -164,24 +167,20 @@ def pack_frame(
             f"a message with {len(bufs)} buffers is over the limit of {MAX_BUFFERS}: "
             "put small arrays together first, or send it in parts"
         )
-    views: list[Any] = []
-    entries: list[int] = []
-    for buf in bufs:
-        if type(buf) is Reference:
-            object, offset, length, new, segment = buf
-            views.append(_REFERENCE.pack(object, offset, length, _NEW if new else 0, segment))
-            entries.append(_REFERENCE_ENTRY)
-            size += _REFERENCE.size
-        else:
-            view = memoryview(buf)
-            entries.append(view.nbytes)
-            size += view.nbytes
-            views.append(view)
-    size += 8 * len(entries)
+    views: list[Any]
+    if _only_references(map(type, bufs)):
+        views = [*starmap(_pack_reference, bufs)]
+        table = _REFERENCE_TABLE * len(views)
+        size += _REFERENCE.size * len(views)
+    else:
+        views = [_pack_reference(*b) if type(b) is Reference else memoryview(b) for b in bufs]
+        sizes = [_REFERENCE_ENTRY if type(view) is bytes else view.nbytes for view in views]
+        table = struct.pack(f"<{len(sizes)}Q", *sizes)
+        size += _total(sizes)
+    size += len(table)
     if size > MAX_FRAME:
         raise _too_large(size)
-    head = _pack_header(size, kind, flags, len(entries), id, peer, ack)
-    table = struct.pack(f"<{len(entries)}Q", *entries)
+    head = _pack_header(size, kind, flags, len(views), id, peer, ack)
     if size <= JOIN:
         return [b"".join((head, table, body, *views))]
     start = [head + table + body] if len(body) <= JOIN else [head + table, body]
