@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -139,9 +140,23 @@ func endStrays(dir string, told func(string)) {
 	}
 }
 
-// findStrays looks at every process of this user. One that hides its environment
-// is passed over.
+// findStrays is those processes that are seen to have no warden twice. A look
+// takes a while: of a session that ends in order meanwhile, what was still there
+// at its beginning has none at its end.
 func findStrays(dir string) []process.Entry {
+	strays := lookForStrays(dir)
+	if len(strays) == 0 {
+		return nil
+	}
+	again := lookForStrays(dir)
+	return slices.DeleteFunc(strays, func(e process.Entry) bool {
+		return !slices.ContainsFunc(again, func(a process.Entry) bool { return a.Pid == e.Pid && a.Started == e.Started })
+	})
+}
+
+// lookForStrays looks at every process of this user. One that hides its
+// environment is passed over.
+func lookForStrays(dir string) []process.Entry {
 	entries, err := process.Scan()
 	if err != nil {
 		return nil
