@@ -343,7 +343,7 @@ func (t *try) doneLocked(w *worker) {
 		return
 	}
 	delete(t.waits, w)
-	if len(t.waits) == 0 {
+	if len(t.waits) == 0 && t.failed == nil { // else it is settled: one that was done has died
 		close(t.settled)
 	}
 }

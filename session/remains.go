@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -56,13 +57,18 @@ const (
 // touched. It returns when all is clear or ctx has ended; told hears what was
 // ended.
 func ClearRemains(ctx context.Context, grace time.Duration, told func(string)) {
-	endStrays("", told)
+	clearRemains(ctx, grace, Mark, told)
+}
+
+// clearRemains does so for processes that are marked by a variable.
+func clearRemains(ctx context.Context, grace time.Duration, variable string, told func(string)) {
+	endStrays(variable, "", told)
 	deadline := time.Now().Add(grace)
 	for {
 		waiting := false
 		for _, base := range Places() {
 			if ours(base) {
-				waiting = clearBase(base, time.Now().After(deadline), told) || waiting
+				waiting = clearBase(base, time.Now().After(deadline), variable, told) || waiting
 			}
 		}
 		if !waiting {
@@ -80,7 +86,7 @@ func ClearRemains(ctx context.Context, grace time.Duration, told func(string)) {
 
 // clearBase removes the sessions of a base that nobody needs, and says whether
 // there are some to come back to. late: who still is there had its time.
-func clearBase(base string, late bool, told func(string)) (waiting bool) {
+func clearBase(base string, late bool, variable string, told func(string)) (waiting bool) {
 	for _, s := range all(base) {
 		if !s.abandoned() {
 			continue
@@ -97,7 +103,7 @@ func clearBase(base string, late bool, told func(string)) (waiting bool) {
 			}
 		}
 		if len(left) > 0 {
-			endStrays(s.Dir, told)
+			endStrays(variable, s.Dir, told)
 		}
 		_ = RemoveLast(s.Dir) // what is left shows at the next start
 	}
@@ -119,14 +125,14 @@ func (s Session) abandoned() bool {
 }
 
 // EndStrays ends what the session in dir has left that no warden looks after.
-func EndStrays(dir string) { endStrays(dir, func(string) {}) }
+func EndStrays(dir string) { endStrays(Mark, dir, func(string) {}) }
 
 // endStrays ends processes that carry a mark (of the session in dir; "": of any)
 // and have no warden of that mark above them any more. A worker that runs always
 // has one: its agent's.
-func endStrays(dir string, told func(string)) {
+func endStrays(variable, dir string, told func(string)) {
 	for deadline := time.Now().Add(goneAfter); ; {
-		strays := findStrays(dir)
+		strays := findStrays(variable, dir)
 		for _, e := range strays {
 			told(fmt.Sprintf("ending process %d (%s), left over from a session whose warden was killed", e.Pid, e.Name))
 			_ = process.Kill(e) // gone is as good; anything else shows in the next look
@@ -139,9 +145,23 @@ func endStrays(dir string, told func(string)) {
 	}
 }
 
-// findStrays looks at every process of this user. One that hides its environment
-// is passed over.
-func findStrays(dir string) []process.Entry {
+// findStrays is those processes that are seen to have no warden twice. A look
+// takes a while: of a session that ends in order meanwhile, what was still there
+// at its beginning has none at its end.
+func findStrays(variable, dir string) []process.Entry {
+	strays := lookForStrays(variable, dir)
+	if len(strays) == 0 {
+		return nil
+	}
+	again := lookForStrays(variable, dir)
+	return slices.DeleteFunc(strays, func(e process.Entry) bool {
+		return !slices.ContainsFunc(again, func(a process.Entry) bool { return a.Pid == e.Pid && a.Started == e.Started })
+	})
+}
+
+// lookForStrays looks at every process of this user. One that hides its
+// environment is passed over.
+func lookForStrays(variable, dir string) []process.Entry {
 	entries, err := process.Scan()
 	if err != nil {
 		return nil
@@ -150,7 +170,7 @@ func findStrays(dir string) []process.Entry {
 	marks := map[int]string{}
 	for _, e := range entries {
 		byPid[e.Pid] = e
-		if mark := markOf(e.Pid); mark != "" && (dir == "" || strings.HasPrefix(mark, dir+"#")) && !e.Gone() {
+		if mark := markOf(e.Pid, variable); mark != "" && (dir == "" || strings.HasPrefix(mark, dir+"#")) && !e.Gone() {
 			marks[e.Pid] = mark
 		}
 	}
@@ -172,7 +192,7 @@ func findStrays(dir string) []process.Entry {
 
 // markOf reads a process's mark; "" where it has none, is another user's, or has
 // been taken elsewhere.
-func markOf(pid int) string {
+func markOf(pid int, variable string) string {
 	proc := filepath.Join("/proc", strconv.Itoa(pid))
 	info, err := os.Stat(proc)
 	if err != nil {
@@ -186,7 +206,7 @@ func markOf(pid int) string {
 		return ""
 	}
 	for entry := range bytes.SplitSeq(env, []byte{0}) {
-		if value, ok := bytes.CutPrefix(entry, []byte(Mark+"=")); ok {
+		if value, ok := bytes.CutPrefix(entry, []byte(variable+"=")); ok {
 			mark := string(value)
 			if group := mark[strings.LastIndexByte(mark, '#')+1:]; group == "" || group != groupOf(strconv.Itoa(pid)) {
 				return ""

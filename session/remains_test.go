@@ -107,7 +107,7 @@ func TestNamedSessions(t *testing.T) {
 	}
 	third.Close()
 	makeDir(t, filepath.Join(base, "not-one"))
-	ClearRemains(context.Background(), 0, func(what string) { t.Error(what) })
+	clearRemains(context.Background(), 0, ownMark(), func(what string) { t.Error(what) })
 	if exists(third.Dir) || !exists(filepath.Join(base, "not-one")) {
 		t.Error("a named session is left, or a folder that is none went")
 	}
@@ -153,6 +153,19 @@ func TestOneTakesOver(t *testing.T) {
 	}
 }
 
+// ownMark is what this process's strays are marked by. Heads that tests beside
+// these start end what is marked as it usually is, and would be found here.
+func ownMark() string { return Mark + "_" + strconv.Itoa(os.Getpid()) }
+
+func number(t *testing.T, said string) int {
+	t.Helper()
+	pid, err := strconv.Atoi(said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
 func TestRemains(t *testing.T) {
 	base := folder(t)
 	session := func(owner string) string {
@@ -163,23 +176,20 @@ func TestRemains(t *testing.T) {
 	running := filepath.Join(base, play(t, nil, "session", "0").said)
 	owned := session(strconv.Itoa(os.Getpid())) // head killed, owner lives
 	manned := session("0")                      // head killed, its warden lives
-	mark := []string{Mark + "=" + MarkOf(manned, 0)}
+	mark := []string{ownMark() + "=" + MarkOf(manned, 0)}
 	warden := play(t, mark, "warden", manned)
-	below, err := strconv.Atoi(warden.said)
-	if err != nil {
-		t.Fatal(err)
-	}
-	empty := session("0")                                               // head killed, nothing left; the last, for each start clears
-	stray := play(t, mark, "idle")                                      // its warden was killed
-	other := play(t, []string{Mark + "=" + MarkOf(base, 0)}, "idle")    // of a session that is not there any more
-	mine := play(t, nil, "idle")                                        // nothing to do with it
-	handed := play(t, []string{mark[0][:len(mark[0])-1] + "x"}, "idle") // in another cgroup: somebody's job
-	spoofed := play(t, []string{"NOT_" + Mark + "=" + manned}, "idle")  // nor this
+	below := number(t, warden.said)
+	empty := session("0")                                                   // head killed, nothing left; the last, for each start clears
+	stray := play(t, mark, "idle")                                          // its warden was killed
+	other := play(t, []string{ownMark() + "=" + MarkOf(base, 0)}, "idle")   // of a session that is not there any more
+	mine := play(t, nil, "idle")                                            // nothing to do with it
+	handed := play(t, []string{mark[0][:len(mark[0])-1] + "x"}, "idle")     // in another cgroup: somebody's job
+	spoofed := play(t, []string{"NOT_" + ownMark() + "=" + manned}, "idle") // nor this
 	var told []string
 	tell := func(what string) { told = append(told, what) }
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // one look, and no waiting for whom the grace is for
-	ClearRemains(ctx, time.Hour, tell)
+	clearRemains(ctx, time.Hour, ownMark(), tell)
 	for path, want := range map[string]bool{owned: true, empty: false, manned: true, running: true} {
 		if exists(path) != want {
 			t.Errorf("%s: there %v, want %v", path, !want, want)
@@ -196,7 +206,7 @@ func TestRemains(t *testing.T) {
 	if len(told) != 2 {
 		t.Errorf("told %q", told)
 	}
-	ClearRemains(context.Background(), 0, tell) // the grace is over
+	clearRemains(context.Background(), 0, ownMark(), tell) // the grace is over
 	if exists(manned) || isAlive(warden.Process.Pid) || isAlive(below) {
 		t.Errorf("left of %s: folder %v, warden %v, what is below it %v", manned, exists(manned), isAlive(warden.Process.Pid), isAlive(below))
 	}

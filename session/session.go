@@ -148,7 +148,7 @@ func create(name string, owner int) (Session, error) {
 	if err != nil {
 		return Session{}, err
 	}
-	clearBase(base, false, func(string) {})
+	clearBase(base, false, Mark, func(string) {})
 	s := Session{Name: name, Pid: os.Getpid()}
 	s.Dir = filepath.Join(base, s.Name)
 	logs := LogsOf(base)

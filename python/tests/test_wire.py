@@ -322,12 +322,13 @@ def test_interrupts_while_receiving_lose_nothing(pair: Pair) -> None:
     deadline = time.monotonic() + 30
     while len(got) < count and time.monotonic() < deadline:
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.0005)
-            stream.fill()
-        except Interrupt:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
+                stream.fill()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:  # in the finally, too
             interrupted += 1
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
         while (frame := stream.next()) is not None:
             assert bytes(frame.body) == bytes([frame.id % 256]) * (frame.id * 997 % 60_000)
             got.append(frame.id)
