@@ -53,6 +53,8 @@ def decode(body: Any, bufs: Sequence[Any] = ()) -> Any:
         decoder = _Decoder()
         decoder.bufs = bufs
         decoder.body = body
+        decoder.depth = 0
+        decoder.views = None
         hook = decoder.extension
     try:
         return _unpackb(body, ext_hook=hook, strict_map_key=False, unicode_errors="surrogatepass")
@@ -76,22 +78,29 @@ def _without_buffers(code: int, data: bytes) -> Any:
         )
         if type(value) is list:
             return tuple(value)
-    return _Decoder().extension(code, data)
+    return _decoder(0).extension(code, data)
 
 
 def _in_tuple(code: int, data: bytes) -> Any:
-    decoder = _Decoder()
-    decoder.depth = 1
-    return decoder.extension(code, data)
+    return _decoder(1).extension(code, data)
+
+
+def _decoder(depth: int) -> _Decoder:
+    """One for values without buffers."""
+    made = _Decoder()
+    made.bufs, made.body, made.depth, made.views = (), None, depth, None
+    return made
 
 
 class _Decoder:
     """Decodes the values of one frame. There is no __init__, as one is made for most frames."""
 
-    bufs: Sequence[Any] = ()
-    body: Any = None
-    depth = 0
-    views: dict[int, memoryview] | None = None  # of what lies in stores, once opened
+    __slots__ = ("body", "bufs", "depth", "views")
+
+    bufs: Sequence[Any]
+    body: Any
+    depth: int
+    views: dict[int, memoryview] | None  # of what lies in stores, once opened
 
     def value(self, data: Any) -> Any:
         return _unpackb(

@@ -56,6 +56,7 @@ def when_gone(owner: object, entry: Entry, ended: list[Ending], flush: Flusher) 
     ending = Ending(owner, ended.append)
     ending.entry = entry
     ending.flusher = last
+    entry.watched = False
     key = id(ending)
     # No call between these two, after which a signal handler could run.
     endings[key] = ending

@@ -148,22 +148,24 @@ class Borrowed:
     """A private mapping of what was lent; kept for as long as that is, and used again for the
     next view when nobody looks at it any more."""
 
+    __slots__ = ("mapping", "root", "segment", "store")
+
     store: Store
     segment: Segment
     mapping: Mapping | None
-    _root: Any = nobody
+    root: Any  # what was made of it last, or nobody
 
     def memory(self, owner: object, end: int) -> Any:
         """All of it, as it was put, as a ctypes array; ``owner`` lives for as long as somebody
         looks at it. None while somebody does, and where it has fewer bytes than ``end``."""
         mapping = self.mapping
-        if mapping is None or end > mapping.length or self._root() is not None:
+        if mapping is None or end > mapping.length or self.root() is not None:
             return None
-        if self._root is not nobody and written(mapping.address, mapping.length):
+        if self.root is not nobody and written(mapping.address, mapping.length):
             self.segment.wipe(mapping)
         root = array_type(mapping.length.bit_length()).from_address(mapping.address)
         root.owner = owner  # as in array_at
-        self._root = weakref.ref(root)
+        self.root = weakref.ref(root)
         return root
 
     def give_back(self, lent: Lent) -> None:
@@ -326,6 +328,7 @@ class Store:
         borrowed = Borrowed()
         borrowed.store = self
         borrowed.segment = segment
+        borrowed.root = nobody
         try:
             borrowed.mapping = segment._idle.pop()  # as in lend
         except IndexError:

@@ -252,18 +252,29 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 
 
 class Account:
-    """What is to be given back for an object in the end. One comes with every leg of a batch:
-    what mostly stays as it is, is the class's."""
+    """What is to be given back for an object in the end."""
+
+    __slots__ = (
+        "borrowed",
+        "count",
+        "ledger",
+        "leg",
+        "lines",
+        "maker",
+        "object",
+        "segment",
+        "watched",
+    )
 
     ledger: Ledger
     object: int
-    watched = False
-    segment = 0  # where it lies: of what was made here, and of what was lent
-    leg = 0  # the call with whose arguments it came
-    borrowed: tuple[Borrowed, ...] = ()  # where it is looked at, if it was lent
-    count = 0  # as the head has it
-    maker: Store | None = None  # the store's connection, if it was made here
-    lines: tuple[Any, ...] = ()  # connections by which the head was told of what was made
+    watched: bool
+    segment: int  # where it lies: of what was made here, and of what was lent
+    leg: int  # the call with whose arguments it came
+    borrowed: tuple[Borrowed, ...]  # where it is looked at, if it was lent
+    count: int  # as the head has it
+    maker: Store | None  # the store's connection, if it was made here
+    lines: tuple[Any, ...]  # connections by which the head was told of what was made
 
 
 class Right:
@@ -277,6 +288,8 @@ class Right:
         account.ledger = ledger
         account.object = object
         account.maker = maker
+        account.segment = account.leg = account.count = 0
+        account.borrowed = account.lines = ()
         when_gone(self, account, ledger.ended, ledger.at_end)
 
     @property
@@ -302,15 +315,17 @@ def _reading() -> tuple[Any, Any]:
 class Stored:
     """A stretch of an object in a store."""
 
-    _root: Callable[[], _Bytes | None] = nobody
-    _memory: Callable[[], Any] = nobody
-    #: Of the root, where not all of it is here.
-    lease: Callable[[], Lease | None] = nobody
+    __slots__ = ("_lease", "_memory", "_root", "nbytes", "offset", "right")
+
+    _root: Callable[[], _Bytes | None]
+    _memory: Callable[[], Any]
+    _lease: Callable[[], Lease | None]  # of the root, where not all is here
 
     def __init__(self, right: Right, offset: int, nbytes: int) -> None:
         self.right = right
         self.offset = offset
         self.nbytes = nbytes
+        self._root = self._memory = self._lease = nobody
 
     def root(self) -> numpy.ndarray[Any, Any]:
         """The content as a writable array; the same one for as long as it is held."""
@@ -338,17 +353,17 @@ class Stored:
     def _opened(self) -> memoryview:
         object = self.right.object
         lease = self.right.ledger.stores.open([object])[object]
-        self.lease = weakref.ref(lease) if lease.partial else nobody
+        self._lease = weakref.ref(lease) if lease.partial else nobody
         return _within(self, lease)
 
     @property
     def partial(self) -> bool:
         """Whether the root lies on another node, and not all of it is here."""
-        return self.lease is not nobody
+        return self._lease is not nobody
 
     def need(self, spans: Sequence[tuple[int, int]]) -> None:
         """Wait until bytes are here; somebody holds the root."""
-        lease = self.lease()
+        lease = self._lease()
         if lease is not None:
             lease.need([(self.offset + start, self.offset + stop) for start, stop in spans])
 
@@ -457,14 +472,16 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
             account, right, stored = Account(), _bare(Right), _bare(Stored)
             account.ledger = right.ledger = ledger
             account.object = object
-            if leg:
-                account.leg = ledger.leg
-                account.segment = segment
+            account.maker = None
+            account.count = 0
+            account.borrowed = account.lines = ()
+            account.leg, account.segment = (ledger.leg, segment) if leg else (0, 0)
             right.account = account
             when_gone(right, account, ledger.ended, ledger.at_end)
             stored.right = right
             stored.offset = offset
             stored.nbytes = length
+            stored._root = stored._memory = stored._lease = nobody
             bufs[0] = stored
             account.count = 1
     elif _wire.Reference in map(type, bufs):

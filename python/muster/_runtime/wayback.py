@@ -81,13 +81,14 @@ class WayBack:
     def receive(self, frame: _wire.Frame, stream: _wire.FrameStream) -> Leg | None:
         """Note a leg and the rights that come with it; None when it is none any more: its
         stream has ended, and it comes again by the next."""
+        _, _, call, _, _, body, bufs = frame
         with self._lock:
             if self.stream is not stream:
                 return None
-            if frame.bufs and self._ledger is not None:
-                _objects.claim(frame.bufs, self._ledger, leg=True)
+            if bufs and self._ledger is not None:
+                _objects.claim(bufs, self._ledger, leg=True)
             kept = self.kept  # as in Kept.receive
-            leg: Leg = [kept.received + 1, frame.id, frame.body, None]
+            leg: Leg = [kept.received + 1, call, body, None]
             kept.legs.append(leg)
             kept.received += 1
             return leg
