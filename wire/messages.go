@@ -405,12 +405,21 @@ type Start struct {
 	Workers []WorkerStart `msg:"workers"`
 }
 
+//msgp:tuple Buffer
+
+// Buffer is a Buf in a message.
+type Buffer struct {
+	Data   []byte
+	Object uint64
+}
+
 // WorkerSetup is what all workers of a cluster are told alike.
 type WorkerSetup struct {
 	Kind           string     `msg:"kind"`
 	Class          spec.Class `msg:"class"`
 	Main           spec.Main  `msg:"main"`
 	Config         []byte     `msg:"config"`
+	ConfigBufs     []Buffer   `msg:"config_bufs"` // that Config names
 	Pickle         string     `msg:"pickle"`
 	MaxConcurrency int        `msg:"max_concurrency"`
 	Cluster        string     `msg:"cluster"`

@@ -66,8 +66,7 @@ HEADER_SIZE = 24
 FrameError = ProtocolError  # what a stream raises that cannot be trusted any more
 
 _CHUNK = 64 << 10  # one recv
-_JOIN = 32 << 10  # up to here copying costs less than a second entry in an iovec
-JOIN = _JOIN  # a frame up to here is written by one system call, which no other can split
+JOIN = 32 << 10  # up to here copying costs less than an iovec's second entry: one system call
 _OWN = 16 << 10  # a frame that is longer, and not here yet, gets memory of its own
 _GROW = 1 << 20
 _ZEROS = bytes(_GROW)
@@ -154,7 +153,7 @@ def pack_frame(
     """The parts of a frame in order: one where it is small, large pieces uncopied."""
     size = len(body)
     if not bufs:
-        if size <= _JOIN:
+        if size <= JOIN:
             return [_pack_header(size, kind, flags, 0, id, peer, ack) + body]
         if size > MAX_FRAME:
             raise _too_large(size)
@@ -182,9 +181,9 @@ def pack_frame(
         raise _too_large(size)
     head = _pack_header(size, kind, flags, len(entries), id, peer, ack)
     table = struct.pack(f"<{len(entries)}Q", *entries)
-    if size <= _JOIN:
+    if size <= JOIN:
         return [b"".join((head, table, body, *views))]
-    start = [head + table + body] if len(body) <= _JOIN else [head + table, body]
+    start = [head + table + body] if len(body) <= JOIN else [head + table, body]
     return start + [view for view in views if type(view) is bytes or view.nbytes]
 
 
@@ -201,7 +200,7 @@ def send_frame(
     """Send one frame on a blocking socket: all of it, or an error before anything is sent,
     or OSError when the connection is gone. Given a stream, it is numbered."""
     sock, number = (to.sock, AFTER[to.gave]) if isinstance(to, FrameStream) else (to, 0)
-    if not bufs and len(body) <= _JOIN:
+    if not bufs and len(body) <= JOIN:
         parts = [_pack_header(len(body), kind, flags, 0, id, peer | number, ack) + body]
     else:
         parts = pack_frame(kind, id, body, bufs, flags, peer | number, ack)
@@ -367,9 +366,9 @@ class FrameStream:
         else:
             body, at = start + 8 * nbuf, end - _REFERENCE.size * nbuf
             if body <= at and data[start:body] == _REFERENCE_TABLE * nbuf:  # nothing to write to
-                bufs = [_reference(data[at : at + _REFERENCE.size])]
+                bufs = [reference(data[at : at + _REFERENCE.size])]
                 for here in range(at + _REFERENCE.size, end, _REFERENCE.size):
-                    bufs.append(_reference(data[here : here + _REFERENCE.size]))
+                    bufs.append(reference(data[here : here + _REFERENCE.size]))
                 frame = _new(Frame, (kind, flags, id, peer, ack, data[body:at], bufs))
             else:
                 frame = _split(bytearray(data[pos:end]), 0)
@@ -521,7 +520,7 @@ def _split(data: bytearray, pos: int) -> Frame:
     bufs: list[Any] = []
     for entry in sizes:
         part = whole[at : at + (entry & ~_REFERS)]
-        bufs.append(_reference(part) if entry & _REFERS else part)
+        bufs.append(reference(part) if entry & _REFERS else part)
         at += len(part)
     return _new(Frame, (kind, flags, id, peer, ack, body, bufs))
 
@@ -531,7 +530,8 @@ def _total(sizes: Sequence[int]) -> int:
     return sum(size & ~_REFERS for size in sizes)
 
 
-def _reference(data: bytes | memoryview) -> Reference:
+def reference(data: bytes | memoryview) -> Reference:
+    """The reference in 32 bytes."""
     if len(data) != _REFERENCE.size:
         raise ProtocolError(f"a reference of {len(data)} bytes instead of {_REFERENCE.size}")
     obj, offset, length, flags, segment = _REFERENCE.unpack(data)

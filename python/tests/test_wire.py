@@ -66,7 +66,7 @@ def feed(data: bytes, limit: int = _wire.MAX_FRAME) -> list[Frame]:
 
 
 def sizes() -> list[int]:
-    edges = (_wire._JOIN, _wire._OWN, _wire._CHUNK, _wire._GROW)
+    edges = (_wire.JOIN, _wire._OWN, _wire._CHUNK, _wire._GROW)
     return [0, 1, *(e + d for e in edges for d in (-33, -24, -1, 0, 1)), 5_000_000]
 
 
