@@ -205,7 +205,11 @@ func (c *caller) serve(id uint64, verb string, body []byte, given *setup) (marsh
 		}
 		return orError(h.plan(&req))
 	case "status":
-		return h.status(), nil
+		var req wire.StatusRequest
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return h.statusWith(c.ctx, req), nil
 	case "nodes":
 		var req wire.NodesRequest
 		if err := parse(verb, &req, body); err != nil {

@@ -4385,9 +4385,9 @@ func (z *Start) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Status) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 12
+	// map header, size 13
 	// string "session"
-	o = append(o, 0x8c, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
+	o = append(o, 0x8d, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
 	o = msgp.AppendString(o, z.Session)
 	// string "release"
 	o = append(o, 0xa7, 0x72, 0x65, 0x6c, 0x65, 0x61, 0x73, 0x65)
@@ -4420,6 +4420,9 @@ func (z *Status) MarshalMsg(b []byte) (o []byte, err error) {
 			return
 		}
 	}
+	// string "unknown"
+	o = append(o, 0xa7, 0x75, 0x6e, 0x6b, 0x6e, 0x6f, 0x77, 0x6e)
+	o = msgp.AppendString(o, z.Unknown)
 	// string "pools"
 	o = append(o, 0xa5, 0x70, 0x6f, 0x6f, 0x6c, 0x73)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Pools)))
@@ -4538,6 +4541,12 @@ func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "unknown":
+			z.Unknown, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Unknown")
+				return
+			}
 		case "pools":
 			var zb0003 uint32
 			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
@@ -4613,7 +4622,7 @@ func (z *Status) Msgsize() (s int) {
 	for za0001 := range z.Nodes {
 		s += z.Nodes[za0001].Msgsize()
 	}
-	s += 6 + msgp.ArrayHeaderSize
+	s += 8 + msgp.StringPrefixSize + len(z.Unknown) + 6 + msgp.ArrayHeaderSize
 	for za0002 := range z.Pools {
 		s += z.Pools[za0002].Msgsize()
 	}
@@ -4631,9 +4640,10 @@ func (z *Status) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z StatusRequest) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 0
-	_ = z
-	o = append(o, 0x80)
+	// map header, size 1
+	// string "unused"
+	o = append(o, 0x81, 0xa6, 0x75, 0x6e, 0x75, 0x73, 0x65, 0x64)
+	o = msgp.AppendBool(o, z.Unused)
 	return
 }
 
@@ -4655,6 +4665,12 @@ func (z *StatusRequest) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			return
 		}
 		switch msgp.UnsafeString(field) {
+		case "unused":
+			z.Unused, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Unused")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -4669,7 +4685,7 @@ func (z *StatusRequest) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z StatusRequest) Msgsize() (s int) {
-	s = 1
+	s = 1 + 7 + msgp.BoolSize
 	return
 }
 
