@@ -38,7 +38,9 @@ func sessionFlag(cmd *cobra.Command, name *string) {
 
 // look asks every head of this user at once what it does. Sessions that ended
 // meanwhile are left out.
-func look(bound time.Duration) []running {
+func look(bound time.Duration) []running { return lookFor(bound, wire.StatusRequest{}) }
+
+func lookFor(bound time.Duration, what wire.StatusRequest) []running {
 	sessions := session.List()
 	all := make([]running, len(sessions))
 	var asked sync.WaitGroup
@@ -47,7 +49,7 @@ func look(bound time.Duration) []running {
 			all[i].Session = s
 			c, err := dial(s, wire.RoleController, bound)
 			if err == nil {
-				err = c.ask("status", &wire.StatusRequest{}, &all[i].status)
+				err = c.ask("status", &what, &all[i].status)
 				c.close()
 			}
 			all[i].err = err

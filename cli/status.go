@@ -22,10 +22,11 @@ func statusCommand() *cobra.Command {
 		Short: "Show your running scripts: nodes, clusters, calls under way",
 		Long: `Show your running scripts: their nodes, their clusters with the state of the
 workers, and the calls under way with their age and who has not answered yet.
+Nodes of a Ray cluster that no pool has had are listed as unused.
 Heads are found by themselves.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return showStatus(cmd.OutOrStdout(), look(answerBound), name, asJSON)
+			return showStatus(cmd.OutOrStdout(), lookFor(answerBound, wire.StatusRequest{Unused: true}), name, asJSON)
 		},
 	}
 	jsonFlag(cmd, &asJSON)
@@ -95,6 +96,9 @@ func statusText(r running) string {
 	}
 	fmt.Fprintf(&b, "  %s, logs in %s\n\n", strings.Join(where, ", "), shown(s.LogDir))
 	b.WriteString(nodesText(s.Nodes))
+	if s.Unknown != "" {
+		fmt.Fprintf(&b, "  nodes that no pool has had are not known: %s\n", shown(s.Unknown))
+	}
 	b.WriteString(clustersText(s))
 	b.WriteString(servicesText(s))
 	b.WriteString(enginesText(s.Clusters))
@@ -107,10 +111,10 @@ func nodesText(nodes []wire.NodeInfo) string {
 		return "  no nodes yet\n"
 	}
 	rows := [][]string{{"NODE", "STATE", "GPUS", "CORES", "LOAD", "MEMORY", ""}}
-	hidden := 0
+	hidden := map[string]int{}
 	for i, n := range nodes {
-		if i >= mostNodes-1 && len(nodes) > mostNodes && n.State == "up" && n.Node.Trouble == "" {
-			hidden++
+		if i >= mostNodes-1 && len(nodes) > mostNodes && (n.State == "up" || n.State == "unused") && n.Node.Trouble == "" {
+			hidden[n.State]++
 			continue
 		}
 		row := []string{n.Node.Name, n.State, "", "", "", "", ""}
@@ -125,8 +129,13 @@ func nodesText(nodes []wire.NodeInfo) string {
 		rows = append(rows, row)
 	}
 	text := table("  ", rows)
-	if hidden > 0 {
-		text += fmt.Sprintf("  … and %d more, all up\n", hidden)
+	switch up, unused := hidden["up"], hidden["unused"]; {
+	case unused > 0 && up > 0:
+		text += fmt.Sprintf("  … and %d more up, %d more unused\n", up, unused)
+	case unused > 0:
+		text += fmt.Sprintf("  … and %d more, all unused\n", unused)
+	case up > 0:
+		text += fmt.Sprintf("  … and %d more, all up\n", up)
 	}
 	return text
 }
@@ -134,6 +143,9 @@ func nodesText(nodes []wire.NodeInfo) string {
 // farText says by which address a node on another machine is there, and how fast
 // it answers.
 func farText(n wire.NodeInfo) string {
+	if n.State == "unused" && n.Node.Address != n.Node.Name {
+		return "at " + n.Node.Address
+	}
 	if !n.Far || n.State == "lost" {
 		return ""
 	}

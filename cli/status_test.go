@@ -41,6 +41,7 @@ func some() []running {
 				Node: spec.Node{Name: "node-3", Address: "10.0.0.3", Cores: 8, Memory: 1 << 36}, State: "suspect", Far: true, SilentSec: 4.2, TripSec: 0.00021,
 				Why: "nothing has come from node-3 for 4.2 s: its machine is down, or the network between is cut",
 			},
+			{Node: spec.Node{Index: -1, Name: "spare", Address: "10.0.0.4", Cores: 8, Memory: 1 << 36, Devices: []spec.Device{{Kind: "gpu"}, {Index: 1, Kind: "gpu"}}}, State: "unused"},
 		},
 		Pools: []spec.Pool{{ID: 1}, {ID: 2}},
 		Clusters: []wire.ClusterInfo{
@@ -106,6 +107,20 @@ func TestStatusOfMany(t *testing.T) {
 		s.Calls = append(s.Calls, wire.CallInfo{Cluster: "a", Method: "m\x1b[2J", State: "running", AgeSec: 12, Legs: 200, Out: out, Caller: "the script"})
 	}
 	golden(t, "status_many.txt", shownStatus(one, "", false))
+	for i := range 20 {
+		s.Nodes[20+i].State = "unused"
+	}
+	more := nodesText(s.Nodes)
+	if last := lastLine(more); last != "  … and 5 more up, 20 more unused" {
+		t.Errorf("%q", last)
+	}
+	if last := lastLine(nodesText(s.Nodes[20:])); last != "  … and 5 more, all unused" {
+		t.Errorf("%q", last)
+	}
+	one[0].status = wire.Status{Release: wire.Release, Unknown: "Ray does not answer"}
+	if text := shownStatus(one, "", false); !strings.Contains(text, "nodes that no pool has had are not known: Ray does not answer") {
+		t.Error(text)
+	}
 }
 
 // A session can be named in every way that people know of it.
@@ -158,4 +173,9 @@ func TestStacksText(t *testing.T) {
 	golden(t, "stacks.txt", stacksText(info, []spec.Stack{
 		stack(0, barrier), stack(1, barrier), stack(2, "main thread (most recent call first):\n  File \"/srv/\x1b]0;x\x07.py\", line 1 in save\n"), stack(3, barrier),
 	}))
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
+	return lines[len(lines)-1]
 }

@@ -18,6 +18,7 @@ type sessionView struct {
 	LogDir   string        `json:"log_dir"`
 	Virtual  string        `json:"virtual"`
 	Nodes    []nodeView    `json:"nodes"`
+	Unknown  string        `json:"unused_nodes_unknown,omitempty"` // why there may be more
 	Clusters []clusterView `json:"clusters"`
 	Calls    []callView    `json:"calls"`
 }
@@ -109,6 +110,7 @@ func viewOf(r running) sessionView {
 	if r.err != nil {
 		v.Error = r.err.Error()
 	}
+	v.Unknown = s.Unknown
 	for _, n := range s.Nodes {
 		node := nodeView{
 			Name: n.Node.Name, State: n.State, Why: n.Why, Trouble: n.Node.Trouble, Address: n.Node.Address,

@@ -79,7 +79,7 @@ func (c *callerConn) handle(f *wire.Frame, b *batch) error {
 func (c *callerConn) take(f *wire.Frame, verb string, rest []byte, b *batch) error {
 	switch f.Kind {
 	case wire.KindRequest:
-		return c.request(f, verb, rest)
+		return c.request(f, verb, rest, b)
 	case wire.KindNotice:
 		return c.notice(f, verb, rest, b)
 	case wire.KindAnswer:
@@ -109,15 +109,16 @@ func (c *callerConn) notice(f *wire.Frame, verb string, rest []byte, b *batch) e
 }
 
 // request works on a Request beside the reader: it may take long.
-func (c *callerConn) request(f *wire.Frame, verb string, rest []byte) error {
+func (c *callerConn) request(f *wire.Frame, verb string, rest []byte, b *batch) error {
 	id, body := f.ID, append([]byte(nil), rest...)
 	if verb == "pool.release" { // quick, and before what its sender asks for next
-		c.respond(id, verb, body)
+		c.respond(id, verb, body, nil)
 		return nil
 	}
 	c.h.mu.Lock()
 	under := c.asked[id]
 	c.asked[id] = true
+	given := c.givenLocked(f, under, b)
 	c.h.mu.Unlock()
 	if under { // it was cut off while it waited: it is answered once, where it is by then
 		return nil
@@ -125,14 +126,15 @@ func (c *callerConn) request(f *wire.Frame, verb string, rest []byte) error {
 	c.busy.Add(1)
 	go func() {
 		defer c.busy.Done()
-		c.respond(id, verb, body)
+		c.respond(id, verb, body, given)
 	}()
 	return nil
 }
 
-// respond answers one request.
-func (c *caller) respond(id uint64, verb string, body []byte) {
-	resp, err := c.serve(id, verb, body)
+// respond answers one request, which may have come with buffers.
+func (c *caller) respond(id uint64, verb string, body []byte, given *setup) {
+	resp, err := c.serve(id, verb, body, given)
+	c.h.dropUnused(given)
 	if err == nil {
 		body, err = resp.MarshalMsg(nil)
 	}
@@ -159,7 +161,7 @@ func (c *caller) respond(id uint64, verb string, body []byte) {
 }
 
 // serve answers one request.
-func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
+func (c *caller) serve(id uint64, verb string, body []byte, given *setup) (marshaler, error) {
 	h := c.h
 	origin := uint64(c.number)<<32 | id&0xffffffff
 	switch verb {
@@ -193,7 +195,7 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		return orError(h.createCluster(c.ctx, c, origin, &req))
+		return orError(h.createCluster(c.ctx, c, origin, &req, given))
 	case "cluster.describe", "cluster.stop", "cluster.clear", "cluster.kill":
 		return c.serveCluster(verb, body)
 	case "plan":
@@ -203,7 +205,11 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 		}
 		return orError(h.plan(&req))
 	case "status":
-		return h.status(), nil
+		var req wire.StatusRequest
+		if err := parse(verb, &req, body); err != nil {
+			return nil, err
+		}
+		return h.statusWith(c.ctx, req), nil
 	case "nodes":
 		var req wire.NodesRequest
 		if err := parse(verb, &req, body); err != nil {

@@ -21,6 +21,7 @@ import (
 type cluster struct {
 	call.Cluster // what calls see
 	spec         spec.Cluster
+	setup        *setup // what spec's Config names; nil: nothing
 	plan         placement.Plan
 	pool         *pool
 	owner        *caller
@@ -62,12 +63,12 @@ func (cl *cluster) grace() time.Duration {
 }
 
 // createCluster starts a cluster and returns when every worker is ready.
-func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate) (*wire.ClusterInfo, error) {
+func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (*wire.ClusterInfo, error) {
 	if info, err := h.createdBefore(ctx, origin); info != nil || err != nil {
 		return info, err
 	}
 	h.checkReserved(ctx, req.Pool)
-	cl, living, err := h.register(ctx, owner, origin, req)
+	cl, living, err := h.register(ctx, owner, origin, req, given)
 	if living != nil || err != nil {
 		return living, err
 	}
@@ -87,7 +88,7 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, 
 
 // registerCluster checks, places and names a cluster, all before anything starts.
 // Where a service has the name, what follows is for yields to say.
-func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCreate) (made, taken *cluster, err error) {
+func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (made, taken *cluster, err error) {
 	s := req.Spec
 	if s.Runtime.Python == "" && len(s.Runtime.Command) == 0 {
 		s.Runtime = owner.runtime
@@ -147,6 +148,7 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 	}
 	h.clusters[cl.Number], h.names[cl.Name] = cl, cl
 	p.clusters++
+	cl.takeSetup(given)
 	h.noteClusterLocked(cl)
 	return cl, nil, nil
 }
@@ -242,14 +244,18 @@ func (h *Head) startCluster(ctx context.Context, cl *cluster) error {
 		cancel()
 		return h.startTimeout(cl, timeout, ctx)
 	}
+	var b batch
 	h.mu.Lock()
 	failed := cl.failed
 	cl.up = failed == nil
 	if !cl.spec.Restarts() {
 		cl.spec.Config = nil // nothing is made of it again; it may be large
+		h.endSetupLocked(cl)
+		h.tellStoresLocked(&b)
 	}
 	h.noteClusterLocked(cl)
 	h.mu.Unlock()
+	b.flush()
 	h.fault("cluster up")
 	if failed != nil {
 		h.tell(cl, "could not start", true)
@@ -337,7 +343,7 @@ func (h *Head) startOf(cl *cluster, n *node) *wire.Start {
 	return &wire.Start{
 		Cluster: s.Name, Number: cl.Number, Start: s.Start, Runtime: s.Runtime,
 		Setup: wire.WorkerSetup{
-			Kind: s.Kind, Class: s.Class, Main: s.Runtime.Main, Config: s.Config, Pickle: s.Pickle,
+			Kind: s.Kind, Class: s.Class, Main: s.Runtime.Main, Config: s.Config, ConfigBufs: cl.setup.buffers(), Pickle: s.Pickle,
 			MaxConcurrency: s.MaxConcurrency, Cluster: s.Name, ClusterNumber: cl.Number,
 			CallAddress: h.address, Node: n.name, LogDir: h.opts.LogDir,
 		},
@@ -491,6 +497,7 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 	}
 	var b batch
 	h.unkeepAllLocked(cl)
+	h.endSetupLocked(cl)
 	h.tellStoresLocked(&b)
 	b.flush()
 	cl.pool.clusters--

@@ -177,6 +177,9 @@ func (h *Head) attempt(r *restart) *spec.Error {
 	if err := h.endWorkers(r, grace); err != nil {
 		return err
 	}
+	if err := h.setupLost(r.cl); err != nil {
+		return err
+	}
 	t := h.startAgain(r)
 	if t == nil {
 		return nil // given up meanwhile

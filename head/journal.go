@@ -99,6 +99,8 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 	}
 	if !cl.spec.Restarts() { // nothing is made of it again; it may be large
 		note.Spec.Config = nil
+	} else if cl.setup != nil {
+		note.Bufs, note.Objects = notedBufs(cl.setup.bufs)
 	}
 	if cl.owner != nil {
 		note.Owner = cl.owner.number
@@ -154,12 +156,9 @@ func (h *Head) noteBegunLocked(cl *cluster) {
 		if !there {
 			index = len(note.Values)
 			at[start] = index
-			note.Values = append(note.Values, journal.Value{Raw: k.value.Raw})
-			v := &note.Values[index]
-			for i := range k.value.Bufs {
-				v.Bufs = append(v.Bufs, k.value.Bufs[i].Data)
-				v.Objects = append(v.Objects, k.value.Bufs[i].Object)
-			}
+			v := journal.Value{Raw: k.value.Raw}
+			v.Bufs, v.Objects = notedBufs(k.value.Bufs)
+			note.Values = append(note.Values, v)
 		}
 		note.Legs = append(note.Legs, journal.BegunLeg{
 			Rank: rank, Call: k.id, Parent: k.parent, Origin: k.origin, Flags: uint8(k.flags), Value: index,
@@ -173,13 +172,11 @@ func (cl *cluster) restoreBegun(note *journal.Beginning) error {
 	cl.begun = map[int]*beginning{}
 	values := make([]wire.Value, len(note.Values))
 	for i, v := range note.Values {
-		if len(v.Bufs) != len(v.Objects) {
+		bufs, ok := restoredBufs(v.Bufs, v.Objects)
+		if !ok {
 			return fmt.Errorf("the journal tells of what %s was initialized with, and not all of it", cl.Name)
 		}
-		values[i].Raw = v.Raw
-		for k := range v.Bufs {
-			values[i].Bufs = append(values[i].Bufs, wire.Buf{Data: v.Bufs[k], Object: v.Objects[k]})
-		}
+		values[i] = wire.Value{Raw: v.Raw, Bufs: bufs}
 	}
 	for _, l := range note.Legs {
 		if l.Value >= len(values) || l.Rank >= len(cl.workers) {
@@ -188,4 +185,24 @@ func (cl *cluster) restoreBegun(note *journal.Beginning) error {
 		cl.begun[l.Rank] = &beginning{id: l.Call, parent: l.Parent, origin: l.Origin, flags: wire.Flags(l.Flags), value: values[l.Value]}
 	}
 	return nil
+}
+
+// notedBufs is buffers as they are written down: bytes, and what they name.
+func notedBufs(bufs []wire.Buf) (data [][]byte, objects []uint64) {
+	for i := range bufs {
+		data, objects = append(data, bufs[i].Data), append(objects, bufs[i].Object)
+	}
+	return data, objects
+}
+
+// restoredBufs takes them back; false where something is missing.
+func restoredBufs(data [][]byte, objects []uint64) ([]wire.Buf, bool) {
+	if len(data) != len(objects) {
+		return nil, false
+	}
+	var bufs []wire.Buf
+	for i := range data {
+		bufs = append(bufs, wire.Buf{Data: data[i], Object: objects[i]})
+	}
+	return bufs, true
 }

@@ -50,19 +50,59 @@ func (h *Head) census(ctx context.Context) (*wire.Nodes, error) {
 	return &wire.Nodes{Nodes: h.joinedAndUnusedLocked(there)}, nil
 }
 
+// statusBound is what a backend may take to tell its nodes to who looks at a
+// session, and sees the rest in any case.
+const statusBound = 3 * time.Second
+
+// statusWith is status and, where that is asked for, the nodes that the backend
+// has beside those of the session. Those that were lost are told all the same.
+func (h *Head) statusWith(ctx context.Context, req wire.StatusRequest) *wire.Status {
+	s := h.status()
+	h.mu.Lock()
+	reserver := h.launcher.reserver
+	h.mu.Unlock()
+	if !req.Unused || reserver == nil {
+		return s
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusBound)
+	defer cancel()
+	there, err := reserver.Census(ctx)
+	if err != nil {
+		s.Unknown = err.Error()
+		return s
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.Nodes = nil
+	for _, n := range h.nodes {
+		if n.wanted >= 0 { // else its agent was let go
+			s.Nodes = append(s.Nodes, n.statusLocked())
+		}
+	}
+	s.Nodes = h.unusedLocked(s.Nodes, there)
+	return s
+}
+
 // joinedAndUnusedLocked puts the nodes of the session and those of the backend
 // together, each once. Agents that were let go count as none: their nodes are as
 // good as before. So are those that were lost and are there again.
 func (h *Head) joinedAndUnusedLocked(there []spec.Node) []wire.NodeInfo {
 	is := func(n *node) func(spec.Node) bool { return func(t spec.Node) bool { return t.Name == n.name } }
 	all := []wire.NodeInfo{}
-	living := map[string]bool{}
 	for _, n := range h.nodes {
 		if n.wanted < 0 || n.lost != nil && slices.ContainsFunc(there, is(n)) {
 			continue
 		}
-		living[n.name] = n.lost == nil
 		all = append(all, n.statusLocked())
+	}
+	return h.unusedLocked(all, there)
+}
+
+// unusedLocked appends those of the backend that have no agent.
+func (h *Head) unusedLocked(all []wire.NodeInfo, there []spec.Node) []wire.NodeInfo {
+	living := map[string]bool{}
+	for _, n := range h.nodes {
+		living[n.name] = living[n.name] || n.lost == nil && n.wanted >= 0
 	}
 	for _, t := range there {
 		if !living[t.Name] {

@@ -21,6 +21,18 @@ func (r *rig) states(wait float64) ([]string, error) {
 	return states, err
 }
 
+// shown is the same as people are shown it.
+func (r *rig) shown(unused bool) []string {
+	r.t.Helper()
+	var s wire.Status
+	must(r.t, r.owner.ask("status", &wire.StatusRequest{Unused: unused}, &s))
+	var states []string
+	for _, n := range s.Nodes {
+		states = append(states, n.Node.Name+" "+n.State)
+	}
+	return states
+}
+
 // Nodes that are starting are waited for, and told as joining where that is long.
 func TestNodesThatAreStartingAreWaitedFor(t *testing.T) {
 	release := make(chan struct{})
@@ -59,8 +71,10 @@ func TestNodesThatNoPoolHasHad(t *testing.T) {
 		got, err := r.states(patience.Seconds())
 		must(t, err)
 		wantStates(t, got, want...)
+		wantStates(t, r.shown(true), want...)
 	}
 	told("node-0 up", "node-1 unused", "node-2 unused")
+	wantStates(t, r.shown(false), "node-0 up") // who does not ask is not kept waiting
 	var p spec.Pool
 	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 1, Nodes: 1, Timeout: 10}, &p))
 	told("node-0 up", "node-2 up", "node-1 unused")

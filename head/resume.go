@@ -145,6 +145,9 @@ func (h *Head) restoreCluster(kept *journal.Cluster) error {
 	cl.up, cl.stopping = kept.Up && !kept.Stopping, kept.Stopping
 	cl.budget.note(kept.Restarts)
 	cl.lost = kept.Lost
+	if err := cl.restoreSetup(kept); err != nil {
+		return err
+	}
 	for i, place := range plan.Workers {
 		k := &kept.Workers[i]
 		w := &worker{h: h, cluster: cl, node: h.nodes[p.Nodes[place.Node].Index], place: place, state: k.State, pid: k.Pid}

@@ -15,6 +15,7 @@ func (h *Head) countObjectsLocked(r *resuming) {
 		h.leases.Place(o, segment)
 	}
 	for _, cl := range h.clusters {
+		h.holdSetupLocked(cl)
 		for _, kept := range cl.begun {
 			for _, o := range objectsOf(nil, kept.value.Bufs) {
 				if h.leases.Has(o) {

@@ -41,9 +41,9 @@ func (cl *cluster) startingLocked() bool {
 
 // register has a cluster registered, or finds the living service of its name where
 // that will do.
-func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate) (*cluster, *wire.ClusterInfo, error) {
+func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (*cluster, *wire.ClusterInfo, error) {
 	for {
-		made, taken, err := h.registerCluster(owner, origin, req)
+		made, taken, err := h.registerCluster(owner, origin, req, given)
 		if taken == nil {
 			return made, nil, err
 		}

@@ -64,6 +64,7 @@ func (h *Head) admitWorker(hello wire.Hello, p port, w wire.Welcome) (peer, wire
 	if hello.Back == 0 {
 		wk.closed = false
 		h.table.Returned(&wk.Worker, 0) // nothing was sent to it
+		h.giveSetupLocked(wk)
 	}
 	conn := &workerConn{worker: wk, lineEnd: wk.beginLocked(p, nil, hello.Back != 0)}
 	h.storesOf(&w, wk.holder(), wk.node.index)

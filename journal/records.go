@@ -78,6 +78,8 @@ type Cluster struct {
 	Stopping    bool             `msg:"stopping"` // its end was asked for
 	Restarts    []float64        `msg:"restarts"` // when ranks were started again, unix seconds
 	Lost        []uint64         `msg:"lost"`     // origins of calls that went with processes that were replaced
+	Bufs        [][]byte         `msg:"bufs"`     // that Spec's Config names
+	Objects     []uint64         `msg:"objects"`  // that Bufs name; 0: these are bytes
 }
 
 // Worker is one rank of a Cluster.

@@ -338,9 +338,9 @@ func (z *Caller) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 14
+	// map header, size 16
 	// string "number"
-	o = append(o, 0x8e, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0xde, 0x0, 0x10, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "spec"
 	o = append(o, 0xa4, 0x73, 0x70, 0x65, 0x63)
@@ -408,6 +408,18 @@ func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Lost)))
 	for za0004 := range z.Lost {
 		o = msgp.AppendUint64(o, z.Lost[za0004])
+	}
+	// string "bufs"
+	o = append(o, 0xa4, 0x62, 0x75, 0x66, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Bufs)))
+	for za0005 := range z.Bufs {
+		o = msgp.AppendBytes(o, z.Bufs[za0005])
+	}
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0006 := range z.Objects {
+		o = msgp.AppendUint64(o, z.Objects[za0006])
 	}
 	return
 }
@@ -566,6 +578,44 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "bufs":
+			var zb0006 uint32
+			zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Bufs")
+				return
+			}
+			if cap(z.Bufs) >= int(zb0006) {
+				z.Bufs = (z.Bufs)[:zb0006]
+			} else {
+				z.Bufs = make([][]byte, zb0006)
+			}
+			for za0005 := range z.Bufs {
+				z.Bufs[za0005], bts, err = msgp.ReadBytesBytes(bts, z.Bufs[za0005])
+				if err != nil {
+					err = msgp.WrapError(err, "Bufs", za0005)
+					return
+				}
+			}
+		case "objects":
+			var zb0007 uint32
+			zb0007, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0007) {
+				z.Objects = (z.Objects)[:zb0007]
+			} else {
+				z.Objects = make([]uint64, zb0007)
+			}
+			for za0006 := range z.Objects {
+				z.Objects[za0006], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0006)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -580,7 +630,7 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Cluster) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + z.Spec.Msgsize() + 5 + msgp.IntSize + 7 + msgp.Uint64Size + 6 + msgp.Uint32Size + 8 + msgp.ArrayHeaderSize
+	s = 3 + 7 + msgp.Uint32Size + 5 + z.Spec.Msgsize() + 5 + msgp.IntSize + 7 + msgp.Uint64Size + 6 + msgp.Uint32Size + 8 + msgp.ArrayHeaderSize
 	for za0001 := range z.Workers {
 		s += z.Workers[za0001].Msgsize()
 	}
@@ -588,7 +638,11 @@ func (z *Cluster) Msgsize() (s int) {
 	for za0002 := range z.Ranks {
 		s += z.Ranks[za0002].Msgsize()
 	}
-	s += 12 + msgp.StringPrefixSize + len(z.MasterAddr) + 12 + msgp.IntSize + 3 + msgp.BoolSize + 9 + msgp.BoolSize + 9 + msgp.ArrayHeaderSize + (len(z.Restarts) * (msgp.Float64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lost) * (msgp.Uint64Size))
+	s += 12 + msgp.StringPrefixSize + len(z.MasterAddr) + 12 + msgp.IntSize + 3 + msgp.BoolSize + 9 + msgp.BoolSize + 9 + msgp.ArrayHeaderSize + (len(z.Restarts) * (msgp.Float64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lost) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize
+	for za0005 := range z.Bufs {
+		s += msgp.BytesPrefixSize + len(z.Bufs[za0005])
+	}
+	s += 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (msgp.Uint64Size))
 	return
 }
 

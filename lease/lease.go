@@ -20,6 +20,9 @@ func Worker(number uint32) Holder { return Holder(number) }
 // Caller is the holder of a controller's process.
 func Caller(number uint32) Holder { return 1<<32 | Holder(number) }
 
+// Setup is the holder of what the workers of a cluster are made with.
+func Setup(number uint32) Holder { return 1<<33 | Holder(number) }
+
 // Call is the holder of a call in flight.
 func Call(id uint64) Holder { return 1<<63 | Holder(id) }
 

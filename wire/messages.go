@@ -255,7 +255,9 @@ type PlanAnswer struct {
 }
 
 // StatusRequest (verb status) is answered by Status: all that the head knows.
-type StatusRequest struct{}
+type StatusRequest struct {
+	Unused bool `msg:"unused"` // tell of nodes that no pool has had, too
+}
 
 // Status is a head as people want to see it.
 type Status struct {
@@ -268,6 +270,7 @@ type Status struct {
 	LogDir   string        `msg:"log_dir"`
 	Virtual  string        `msg:"virtual"`
 	Nodes    []NodeInfo    `msg:"nodes"`
+	Unknown  string        `msg:"unknown"` // why nodes that no pool has had are not told
 	Pools    []spec.Pool   `msg:"pools"`
 	Clusters []ClusterInfo `msg:"clusters"`
 	Calls    []CallInfo    `msg:"calls"` // unanswered, oldest first; at most 1000
@@ -405,12 +408,21 @@ type Start struct {
 	Workers []WorkerStart `msg:"workers"`
 }
 
+//msgp:tuple Buffer
+
+// Buffer is a Buf in a message.
+type Buffer struct {
+	Data   []byte
+	Object uint64
+}
+
 // WorkerSetup is what all workers of a cluster are told alike.
 type WorkerSetup struct {
 	Kind           string     `msg:"kind"`
 	Class          spec.Class `msg:"class"`
 	Main           spec.Main  `msg:"main"`
 	Config         []byte     `msg:"config"`
+	ConfigBufs     []Buffer   `msg:"config_bufs"` // that Config names
 	Pickle         string     `msg:"pickle"`
 	MaxConcurrency int        `msg:"max_concurrency"`
 	Cluster        string     `msg:"cluster"`

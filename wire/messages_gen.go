@@ -321,6 +321,48 @@ func (z *AgentBack) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z *Buffer) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 2
+	o = append(o, 0x92)
+	o = msgp.AppendBytes(o, z.Data)
+	o = msgp.AppendUint64(o, z.Object)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Buffer) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 2 {
+		err = msgp.ArrayError{Wanted: 2, Got: zb0001}
+		return
+	}
+	z.Data, bts, err = msgp.ReadBytesBytes(bts, z.Data)
+	if err != nil {
+		err = msgp.WrapError(err, "Data")
+		return
+	}
+	z.Object, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Object")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Buffer) Msgsize() (s int) {
+	s = 1 + msgp.BytesPrefixSize + len(z.Data) + msgp.Uint64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *CallInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// map header, size 9
@@ -4343,9 +4385,9 @@ func (z *Start) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Status) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 12
+	// map header, size 13
 	// string "session"
-	o = append(o, 0x8c, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
+	o = append(o, 0x8d, 0xa7, 0x73, 0x65, 0x73, 0x73, 0x69, 0x6f, 0x6e)
 	o = msgp.AppendString(o, z.Session)
 	// string "release"
 	o = append(o, 0xa7, 0x72, 0x65, 0x6c, 0x65, 0x61, 0x73, 0x65)
@@ -4378,6 +4420,9 @@ func (z *Status) MarshalMsg(b []byte) (o []byte, err error) {
 			return
 		}
 	}
+	// string "unknown"
+	o = append(o, 0xa7, 0x75, 0x6e, 0x6b, 0x6e, 0x6f, 0x77, 0x6e)
+	o = msgp.AppendString(o, z.Unknown)
 	// string "pools"
 	o = append(o, 0xa5, 0x70, 0x6f, 0x6f, 0x6c, 0x73)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Pools)))
@@ -4496,6 +4541,12 @@ func (z *Status) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "unknown":
+			z.Unknown, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Unknown")
+				return
+			}
 		case "pools":
 			var zb0003 uint32
 			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
@@ -4571,7 +4622,7 @@ func (z *Status) Msgsize() (s int) {
 	for za0001 := range z.Nodes {
 		s += z.Nodes[za0001].Msgsize()
 	}
-	s += 6 + msgp.ArrayHeaderSize
+	s += 8 + msgp.StringPrefixSize + len(z.Unknown) + 6 + msgp.ArrayHeaderSize
 	for za0002 := range z.Pools {
 		s += z.Pools[za0002].Msgsize()
 	}
@@ -4589,9 +4640,10 @@ func (z *Status) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z StatusRequest) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 0
-	_ = z
-	o = append(o, 0x80)
+	// map header, size 1
+	// string "unused"
+	o = append(o, 0x81, 0xa6, 0x75, 0x6e, 0x75, 0x73, 0x65, 0x64)
+	o = msgp.AppendBool(o, z.Unused)
 	return
 }
 
@@ -4613,6 +4665,12 @@ func (z *StatusRequest) UnmarshalMsg(bts []byte) (o []byte, err error) {
 			return
 		}
 		switch msgp.UnsafeString(field) {
+		case "unused":
+			z.Unused, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Unused")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -4627,7 +4685,7 @@ func (z *StatusRequest) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z StatusRequest) Msgsize() (s int) {
-	s = 1
+	s = 1 + 7 + msgp.BoolSize
 	return
 }
 
@@ -6190,9 +6248,9 @@ func (z *WorkerInfo) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *WorkerSetup) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 12
+	// map header, size 13
 	// string "kind"
-	o = append(o, 0x8c, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+	o = append(o, 0x8d, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
 	o = msgp.AppendString(o, z.Kind)
 	// string "class"
 	o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
@@ -6211,6 +6269,15 @@ func (z *WorkerSetup) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "config"
 	o = append(o, 0xa6, 0x63, 0x6f, 0x6e, 0x66, 0x69, 0x67)
 	o = msgp.AppendBytes(o, z.Config)
+	// string "config_bufs"
+	o = append(o, 0xab, 0x63, 0x6f, 0x6e, 0x66, 0x69, 0x67, 0x5f, 0x62, 0x75, 0x66, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.ConfigBufs)))
+	for za0001 := range z.ConfigBufs {
+		// array header, size 2
+		o = append(o, 0x92)
+		o = msgp.AppendBytes(o, z.ConfigBufs[za0001].Data)
+		o = msgp.AppendUint64(o, z.ConfigBufs[za0001].Object)
+	}
 	// string "pickle"
 	o = append(o, 0xa6, 0x70, 0x69, 0x63, 0x6b, 0x6c, 0x65)
 	o = msgp.AppendString(o, z.Pickle)
@@ -6280,6 +6347,40 @@ func (z *WorkerSetup) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Config")
 				return
 			}
+		case "config_bufs":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "ConfigBufs")
+				return
+			}
+			if cap(z.ConfigBufs) >= int(zb0002) {
+				z.ConfigBufs = (z.ConfigBufs)[:zb0002]
+			} else {
+				z.ConfigBufs = make([]Buffer, zb0002)
+			}
+			for za0001 := range z.ConfigBufs {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "ConfigBufs", za0001)
+					return
+				}
+				if zb0003 != 2 {
+					err = msgp.ArrayError{Wanted: 2, Got: zb0003}
+					return
+				}
+				z.ConfigBufs[za0001].Data, bts, err = msgp.ReadBytesBytes(bts, z.ConfigBufs[za0001].Data)
+				if err != nil {
+					err = msgp.WrapError(err, "ConfigBufs", za0001, "Data")
+					return
+				}
+				z.ConfigBufs[za0001].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "ConfigBufs", za0001, "Object")
+					return
+				}
+			}
 		case "pickle":
 			z.Pickle, bts, err = msgp.ReadStringBytes(bts)
 			if err != nil {
@@ -6342,7 +6443,11 @@ func (z *WorkerSetup) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *WorkerSetup) Msgsize() (s int) {
-	s = 1 + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + z.Class.Msgsize() + 5 + z.Main.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config) + 7 + msgp.StringPrefixSize + len(z.Pickle) + 16 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Cluster) + 15 + msgp.Uint32Size + 13 + msgp.StringPrefixSize + len(z.CallAddress) + 16 + msgp.StringPrefixSize + len(z.ControlAddress) + 5 + msgp.StringPrefixSize + len(z.Node) + 8 + msgp.StringPrefixSize + len(z.LogDir)
+	s = 1 + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + z.Class.Msgsize() + 5 + z.Main.Msgsize() + 7 + msgp.BytesPrefixSize + len(z.Config) + 12 + msgp.ArrayHeaderSize
+	for za0001 := range z.ConfigBufs {
+		s += 1 + msgp.BytesPrefixSize + len(z.ConfigBufs[za0001].Data) + msgp.Uint64Size
+	}
+	s += 7 + msgp.StringPrefixSize + len(z.Pickle) + 16 + msgp.IntSize + 8 + msgp.StringPrefixSize + len(z.Cluster) + 15 + msgp.Uint32Size + 13 + msgp.StringPrefixSize + len(z.CallAddress) + 16 + msgp.StringPrefixSize + len(z.ControlAddress) + 5 + msgp.StringPrefixSize + len(z.Node) + 8 + msgp.StringPrefixSize + len(z.LogDir)
 	return
 }
 

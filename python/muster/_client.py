@@ -178,12 +178,16 @@ class Connection(Sender):
         yield from super().arrival(ref)
 
     def request(
-        self, verb: str, message: dict[str, Any], timeout: float | None = None
+        self,
+        verb: str,
+        message: dict[str, Any],
+        timeout: float | None = None,
+        buffers: Sequence[Any] = (),
     ) -> dict[str, Any]:
         """Ask the head for something other than a call and wait for its response."""
-        return self.response(self.ask(verb, message), verb, timeout)
+        return self.response(self.ask(verb, message, buffers), verb, timeout)
 
-    def ask(self, verb: str, message: dict[str, Any]) -> Ref:
+    def ask(self, verb: str, message: dict[str, Any], buffers: Sequence[Any] = ()) -> Ref:
         """Send a request; `response` waits for what comes back."""
         while self._later:
             told = _wire.pack(self._later.popleft())
@@ -191,9 +195,13 @@ class Connection(Sender):
         reply = Ref(self, next(self._ids))
         self._pending[reply._id] = reply
         try:
-            self._send(_wire.KIND_REQUEST, reply._id, _wire.pack([verb, message]), keep=True)
+            if self._current_call is not None and buffers:  # as in _note_named
+                self._named[reply._id] = list(buffers)
+            body = _wire.pack([verb, message])
+            self._send(_wire.KIND_REQUEST, reply._id, body, buffers, keep=True)
         except BaseException:
             self._pending.pop(reply._id, None)
+            self._named.pop(reply._id, None)
             raise
         return reply
 

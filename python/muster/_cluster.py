@@ -7,18 +7,14 @@ change is asked for.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped, unused-ignore]
-
-from . import _context, _errors, _modules, _pickling, _values
+from . import _context, _errors, _modules, _objects, _pickling, _values
 from ._calling import EVERY_RANK, ONE_RANK, Group
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._environment import describe_runtime
-from ._extensions import PICKLE
 from ._handles import BoundMethod, WorkerHandle
 from ._methods import check_class, unknown_method
 from ._refs import Ref
@@ -66,16 +62,15 @@ class Cluster:
         spec["class"] = describe_class(worker_cls)
         spec["runtime"] = runtime_of(config)
         spec["runtime"]["command"] = command_of(worker_cls)
-        spec["config"] = encode_config(config)
+        spec["config"], buffers = encode_config(config, name)
         self.resource_manager: ResourceManager | None = resource_manager
         self.worker_config: WorkerConfig | None = config
         self.initialized = False
         self._name = name
         try:
             with _context.waiting():
-                info = connection.request(
-                    "cluster.create", {"pool": resource_manager.id, "spec": spec}
-                )
+                wanted = {"pool": resource_manager.id, "spec": spec}
+                info = connection.request("cluster.create", wanted, buffers=buffers)
         except _errors.MusterError:
             raise
         except BaseException:
@@ -381,25 +376,24 @@ def runtime_of(config: WorkerConfig) -> dict[str, Any]:
     )
 
 
-def encode_config(config: WorkerConfig) -> bytes:
-    """The configuration as a value in one piece."""
+def encode_config(config: WorkerConfig, name: str) -> tuple[bytes, list[Any]]:
+    """The configuration of a cluster as a value, and its buffers."""
     pickle = config.to_spec("")["pickle"]
     if config.resource_manager is not None:  # which says where workers go, and not with them
         config = copy(config)
         config.resource_manager = None
-    return encode_in_one(config, pickle, "worker_config")
+    return encode_setup(config, pickle, f"the worker_config of {name}")
 
 
-def encode_in_one(value: Any, pickle: str, what: str) -> bytes:
-    """A value that goes with the cluster's description, and is kept with it: in one piece."""
+def encode_setup(value: Any, pickle: str, what: str) -> tuple[bytes, list[Any]]:
+    """What workers are made with, as a value and its buffers. Large ones lie in the store then,
+    where the head holds them for as long as it may have to make a worker anew."""
     buffers: list[Any] = []
-    body = _values.encode(value, buffers, pickle)
-    if not buffers:
-        return body
-    if pickle != "on":
-        raise _errors.EncodingError(
-            f'{what} holds arrays, which need pickle there, and it says pickle="off"'
-        )
-    data, _ = _pickling.dumps(value)
-    packed: bytes = msgpack.packb(msgpack.ExtType(PICKLE, struct.pack("<II", 0, 0) + data))
-    return packed
+    try:
+        body = _values.encode(value, buffers, pickle)
+        _objects.stow(buffers, what)
+    except _errors.StoreFullError as error:
+        raise _errors.StoreFullError(
+            f"{what} found no place in a store: {error.message}", node=error.node
+        ) from None
+    return body, buffers

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _context, _errors
-from ._cluster import Cluster, describe_class, encode_in_one, runtime_of
+from ._cluster import Cluster, describe_class, encode_setup, runtime_of
 from ._config import WorkerConfig, as_worker_config, command_of
 from ._handles import WorkerHandle
 from ._refs import Ref, get
@@ -93,7 +93,6 @@ def create(
     given = (tuple(map(_value, args)), {key: _value(arg) for key, arg in (kwargs or {}).items()})
     spec["kind"] = _KIND
     spec["class"] = where
-    spec["config"] = encode_in_one(given, spec["pickle"], f"the arguments of service {name}")
     spec["runtime"] = runtime_of(config)
     pool = config.resource_manager
     if pool is None:
@@ -103,9 +102,12 @@ def create(
                 "WorkerConfig(resource_manager=ResourceManager(...))"
             )
         pool = ResourceManager(num_gpus_per_node=0, num_nodes=1, node=config.node)
+    # After the pool, with whose nodes come stores.
+    what = f"the arguments of service {name}"
+    spec["config"], buffers = encode_setup(given, spec["pickle"], what)
     request = {"pool": pool.id, "spec": spec, "reuse": bool(get_or_create)}
     with _context.waiting():
-        info = connection.request("cluster.create", request)
+        info = connection.request("cluster.create", request, buffers=buffers)
     session = _context.session()
     if session is not None:
         session.clusters.add(info["number"])

@@ -362,7 +362,7 @@ class FrameStream:
                 bufs = []
                 for obj, offset, size, new, segment in _references(data[at:end]):
                     if not obj or offset + size >= _MAX_OFFSET:
-                        _reference(_REFERENCE.pack(obj, offset, size, new, segment))  # raises
+                        reference(_REFERENCE.pack(obj, offset, size, new, segment))  # raises
                     bufs.append(_new(Reference, (obj, offset, size, new & _NEW == _NEW, segment)))
                 frame = _new(Frame, (kind, flags, id, peer, ack, data[body:at], bufs))
             else:
@@ -520,7 +520,7 @@ def _split(data: bytearray, pos: int) -> Frame:
     bufs: list[Any] = []
     for entry in sizes:
         part = whole[at : at + (entry & ~_REFERS)]
-        bufs.append(_reference(part) if entry & _REFERS else part)
+        bufs.append(reference(part) if entry & _REFERS else part)
         at += len(part)
     return _new(Frame, (kind, flags, id, peer, ack, body, bufs))
 
@@ -530,7 +530,8 @@ def _total(sizes: Sequence[int]) -> int:
     return sum(size & ~_REFERS for size in sizes)
 
 
-def _reference(data: bytes | memoryview) -> Reference:
+def reference(data: bytes | memoryview) -> Reference:
+    """The reference in 32 bytes."""
     if len(data) != _REFERENCE.size:
         raise ProtocolError(f"a reference of {len(data)} bytes instead of {_REFERENCE.size}")
     obj, offset, length, flags, segment = _REFERENCE.unpack(data)

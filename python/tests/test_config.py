@@ -91,13 +91,13 @@ class Wider(WorkerConfig):
 
 def test_a_subclass_reaches_the_worker_as_it_is() -> None:
     config = Wider(world_size=2, model="large", extra={"k": (1, 2)})
-    assert _values.decode(encode_config(config)) == config
+    assert _values.decode(*encode_config(config, "c")) == config
 
 
-def test_a_configuration_with_arrays_travels_in_one_piece() -> None:
+def test_a_configuration_with_arrays_travels_with_them() -> None:
     numpy = pytest.importorskip("numpy", reason="needs numpy: it is optional")
     config = Wider(world_size=1, extra={"weights": numpy.arange(5)})
-    assert _values.decode(encode_config(config)).extra["weights"].tolist() == [0, 1, 2, 3, 4]
+    assert _values.decode(*encode_config(config, "c")).extra["weights"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_dict_or_nothing_will_do() -> None:

@@ -18,6 +18,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import _context, _objects, _pickling, _values, _wire, _worker
+from .._errors import EncodingError, MusterError, ProtocolError
 from .._register import RESERVED_NAMES
 from . import classes, interpreter, linux, mainmodule, title
 from .board import Board, Refusal
@@ -73,16 +74,17 @@ def _live(order: Order) -> None:
 
     call_sock = _dial(setup["call_address"])
     call_stream = _wire.FrameStream(call_sock)
-    _objects.use(_wire.hello(call_stream, _wire.ROLE_WORKER, **mine))
+    ledger = _objects.use(_wire.hello(call_stream, _wire.ROLE_WORKER, **mine))
+    buffers = _buffers(setup, ledger)
     board.calls = call_sock
     _detach_forks(board, control_sock, stacks)
-    way = WayBack(call_stream, setup["call_address"], mine, board, _objects.ledger())
+    way = WayBack(call_stream, setup["call_address"], mine, board, ledger)
     # Calls that the object makes itself take a connection of their own.
     _context.set_worker(setup["call_address"], start["token"], start["number"], current_call)
 
     with contextlib.ExitStack() as farewell:  # from the moment that there is an object
         try:
-            runner = _prepare(order, who, board, way, call_stream, control, farewell)
+            runner = _prepare(order, buffers, who, board, way, call_stream, control, farewell)
         except SystemExit:
             raise
         except BaseException as error:
@@ -148,6 +150,7 @@ def _dial(address: str) -> socket.socket:
 
 def _prepare(
     order: Order,
+    buffers: list[Any],
     who: Who,
     board: Board,
     way: WayBack,
@@ -166,7 +169,7 @@ def _prepare(
     described = Described(cls, RESERVED_NAMES)
     service = setup.get("kind") == "service"
     what = "the arguments of its constructor" if service else "its worker_config"
-    config = _config(setup.get("config") or b"", who, what)
+    config = _config(setup.get("config") or b"", buffers, who, what)
     limit = setup.get("max_concurrency") or 0
 
     loop: Any = None
@@ -219,16 +222,32 @@ def _prepare(
     return runner
 
 
-def _config(data: bytes, who: Who, what: str) -> Any:
+def _buffers(setup: dict[str, Any], ledger: _objects.Ledger | None) -> list[Any]:
+    """The buffers of what the object is made with. From the head's welcome on, rights to those
+    in stores are counted for this process."""
+    told = setup.get("config_bufs") or ()
+    found = [_wire.reference(data) if object else bytearray(data) for data, object in told]
+    if ledger is not None:
+        _objects.claim(found, ledger)
+    return found
+
+
+def _config(data: bytes, buffers: list[Any], who: Who, what: str) -> Any:
+    """What the object is made with; buffers is empty then, as all else would keep them for good."""
     if not data:
         return None
     try:
-        return _values.decode(data, ())
+        return _values.decode(data, buffers)
     except Exception as error:
+        broken = isinstance(error, EncodingError | ProtocolError)
+        if isinstance(error, MusterError) and not broken:  # as a node that is lost
+            raise Refusal(error.code, f"{who.worker} could not get {what}: {error}") from error
         raise Refusal(
             "encoding",
             f"{who.worker} could not decode {what}: {type(error).__name__}: {error}",
         ) from error
+    finally:
+        buffers.clear()
 
 
 def _identity(order: Order, who: Who) -> _worker.Identity:
