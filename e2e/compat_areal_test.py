@@ -455,10 +455,21 @@ def test_chosen_devices(_head: None, tmp_path: Path) -> None:
         assert scheduler.gpu_devices == [1, 3]
         role(scheduler, gpu=1)
         assert [devices(scheduler, f"actor/{n}") for n in (0, 1)] == ["1", "3"]
-        with pytest.raises(WorkerCreationError, match="Requested 1 GPUs but only 0 available"):
-            scheduler.create_workers(Job("more", 1, [SchedulingSpec(gpu=1)]))
+        role(scheduler, "ref", gpu=1, count=3)
+        shared = [devices(scheduler, f"ref/{n}") for n in range(3)]
+        assert shared == ["1", "3", "1"], "in turn, and again when all have been given"
+        role(scheduler, "wide", gpu=2, count=1)
+        assert devices(scheduler, "wide/0") == "1,3"
+        with pytest.raises(WorkerCreationError, match="failed for worker 0") as caught:
+            scheduler.create_workers(Job("more", 1, [SchedulingSpec(gpu=3)]))
+        assert "Requested 3 GPUs but only 2 available" in str(caught.value)
     finally:
         scheduler.delete_workers()
+    again = MusterScheduler([1, 3], str(tmp_path))  # its devices were given back
+    try:
+        role(again, gpu=1, count=1)
+    finally:
+        again.delete_workers()
 
 
 def test_two_schedulers_of_one_script(scheduler: MusterScheduler, tmp_path: Path) -> None:

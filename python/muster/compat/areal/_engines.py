@@ -6,6 +6,7 @@ arguments, and its model-parallel peers have them from it over the process group
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import Future
 from typing import Any
 
@@ -118,9 +119,24 @@ def localize(value: Any) -> Any:
     return _tensors.home().RTensor.localize(value)
 
 
-def remotize(value: Any, node_addr: str) -> Any:
-    """Keep a value's tensors here, and refer to them."""
-    return _tensors.home().RTensor.remotize(value, node_addr=node_addr)
+def keep(engine: Any, result: Any, node_addr: str) -> Any:
+    """A result whose tensors stay here, and are referred to. Only those of a data-parallel head:
+    nobody would ever fetch, nor let go of, those of its peers."""
+    if _has_tensors(result) and _is_peer(engine):
+        return None
+    return _tensors.home().RTensor.remotize(result, node_addr=node_addr)
+
+
+def _is_peer(engine: Any) -> bool:
+    return is_train_engine(engine) and engine.initialized and not engine.is_data_parallel_head()
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, (dict, list, tuple)):
+        entries = value.values() if isinstance(value, dict) else value
+        return any(_has_tensors(entry) for entry in entries)
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def seed(number: int, key: str) -> None:
@@ -134,7 +150,6 @@ def seed(number: int, key: str) -> None:
         return
     import hashlib
     import random
-    import sys
 
     own = int(hashlib.sha256(f"{number}/{key}".encode()).hexdigest()[:8], 16)
     random.seed(own)

@@ -15,10 +15,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields
 from typing import Any
 
-from ._host import Host, Identity, announce
+from ._host import Host, announce, fulfil
+from .guard import GuardState
 
 
 def parser() -> argparse.ArgumentParser:
@@ -39,10 +39,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-#: Which of the arguments say who the worker is.
-_WHO = {field.name for field in fields(Identity)}
-
-
 class EngineThread:
     """The main thread, which runs what others leave for it."""
 
@@ -58,11 +54,7 @@ class EngineThread:
     def serve(self) -> None:
         """Run what comes, until SystemExit."""
         while True:
-            work, done = self._work.get()
-            try:
-                done.set_result(work())
-            except Exception as error:
-                done.set_exception(error)
+            fulfil(*self._work.get())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,16 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     index = int(os.environ.get("SLURM_PROCID", given.worker_index))
     if index < 0:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
-    host = Host()
-    said = {name: value for name, value in vars(given).items() if name in _WHO}
-    host.identity = Identity(index=index, **said)
+    said = {**vars(given), "worker_index": index}
+    bind, port = said.pop("host"), said.pop("port")
+    host, thread = Host(), EngineThread()
+    host.state, host.run = GuardState(**said, host=host), thread.run
     signal.signal(signal.SIGTERM, _leave)
-    thread = EngineThread()
-    named = _own_address() if given.host in ("0.0.0.0", "::") else given.host
-    host.serve(given.host, given.port, thread.run, named)
+    host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
     host.warm()
-    announce(host.identity, host.node_addr)
-    sys.stderr.write(f"{given.role}/{index} serves on {host.node_addr}\n")
+    announce(host.state, host.state.node_addr)
+    sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
     try:
         thread.serve()
     except (SystemExit, KeyboardInterrupt):
