@@ -25,7 +25,7 @@ from typing import Any
 import muster
 
 from . import _engines, _json, _values, guard
-from ._areal import INSTALLED
+from ._areal import INSTALLED, part
 from .guard import GuardState, Identity
 
 
@@ -224,27 +224,15 @@ def announce(mine: Identity, node_addr: str) -> None:
     """Tell AReaL's name service, of which this process is part, where a worker is."""
     if not (INSTALLED and mine.experiment_name and mine.trial_name):
         return
-    from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
-        name_resolve,
-        names,
-    )
-
-    key = names.worker_discovery(
-        mine.experiment_name, mine.trial_name, mine.role, mine.worker_index
-    )
-    name_resolve.add(key, node_addr, replace=True)
+    who = (mine.experiment_name, mine.trial_name, mine.role, mine.worker_index)
+    key = part("utils.names").worker_discovery(*who)
+    part("utils.name_resolve").add(key, node_addr, replace=True)
 
 
 def join_names(kind: str | None, nfs_record_root: str | None, etcd3_addr: str | None) -> None:
     """Have this process be part of AReaL's name service."""
     if not (INSTALLED and kind):
         return
-    from areal.api.cli_args import (  # type: ignore[import-not-found, unused-ignore]
-        NameResolveConfig,
-    )
-    from areal.utils import name_resolve
-
     given = {"type": kind, "nfs_record_root": nfs_record_root, "etcd3_addr": etcd3_addr}
-    name_resolve.reconfigure(
-        NameResolveConfig(**{key: value for key, value in given.items() if value is not None})
-    )
+    config = {key: value for key, value in given.items() if value is not None}
+    part("utils.name_resolve").reconfigure(part("api.cli_args").NameResolveConfig(**config))
