@@ -29,7 +29,7 @@ from muster.compat.areal import (
     WorkerNotFoundError,
     WorkerTimeoutError,
 )
-from running import eventually, session
+from running import eventually, output_of, run_script, session
 
 HERE = Path(__file__).parent
 
@@ -423,6 +423,35 @@ def test_forks_of_a_command(scheduler: MusterScheduler) -> None:
     assert (who, late) == ("proxy/0", "here")
     scheduler.delete_workers("rollout")
     assert not alive(pid)
+
+
+def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
+    """All of a role's workers, or none: here the second gets no ports."""
+    source = """
+import resource
+import muster
+from muster.compat.areal import *
+from muster.compat.areal import MusterScheduler
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+    muster.init(virtual="1x2")
+    scheduler = MusterScheduler(log_dir=".")
+    specs = [SchedulingSpec(cpu=1), SchedulingSpec(cpu=1, port_count=400)]
+    try:
+        scheduler.create_workers(Job("actor", 2, specs))
+    except WorkerCreationError as error:
+        assert "Resource allocation failed for worker 1" in str(error), error
+        assert "cannot hold 399 ports" in str(error), error
+        assert isinstance(error.__cause__, PortAllocationError)
+    else:
+        raise AssertionError("nothing was raised")
+    assert not scheduler._workers and not scheduler._allocated_ports
+    print(scheduler.create_workers(Job("actor", 2)), len(scheduler._allocated_ports))
+"""
+    path = os.environ.get("PYTHONPATH", "")
+    finished = run_script(tmp_path, source, PYTHONPATH=path)
+    assert output_of(finished).splitlines()[-1] == "['actor/0', 'actor/1'] 4"
 
 
 # --- pools --------------------------------------------------------------------

@@ -96,12 +96,19 @@ def join(host: str, port: int) -> str:
 # --- ports and processes ------------------------------------------------------------
 
 
+class NoPortsError(ValueError):
+    """There are not as many free ports as are wanted."""
+
+
 def find_free_ports(count: int, exclude_ports: Iterable[int] = ()) -> list[int]:
     """Ports that nobody else gets while this process lives."""
     found: list[int] = []
-    while len(found) < count:
-        held = muster.hold_ports(count - len(found))
-        found += [port for port in held if port not in set(exclude_ports)]
+    try:
+        while len(found) < count:
+            held = muster.hold_ports(count - len(found))
+            found += [port for port in held if port not in set(exclude_ports)]
+    except OSError as error:
+        raise NoPortsError(f"cannot hold {count} ports: {error}") from error
     return found
 
 

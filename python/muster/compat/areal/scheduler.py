@@ -40,7 +40,7 @@ from ._workers import (
     failed,
     read_log_tail,
 )
-from .guard import Identity, join
+from .guard import Identity, NoPortsError, join
 
 __all__ = ["MusterScheduler", "WorkerInfo"]
 
@@ -329,7 +329,12 @@ class MusterScheduler(_api.Scheduler):
         log = str(self.log_dir / f"{role}.log")
         each = len(share.mapping or ()) // len(handles)
         for place, index in enumerate(share.indices):
-            ports = [str(port) for port in get(started[place])]
+            try:
+                ports = [str(port) for port in get(started[place])]
+            except NoPortsError as error:
+                raise _api.WorkerCreationError(
+                    role, f"Resource allocation failed for worker {index}", str(error)
+                ) from _api.PortAllocationError(str(error))
             worker = _api.Worker(
                 id=f"{role}/{index}", ip=openings[index].address, worker_ports=ports
             )
