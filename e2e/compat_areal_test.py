@@ -403,6 +403,7 @@ def test_a_command_that_does_not_serve(scheduler: MusterScheduler) -> None:
     if isinstance(caught.value, WorkerFailedError):
         assert caught.value.exit_code == 3
         assert "cannot go on" in caught.value.stderr
+    assert "exit code 3" in str(caught.value) and "cannot go on" in str(caught.value)
     scheduler.delete_workers("server")
     slow = SchedulingSpec(cpu=1, cmd=command("--delay", "60"))
     scheduler.create_workers(Job("slow", 1, [slow]))

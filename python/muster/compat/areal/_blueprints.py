@@ -1,14 +1,15 @@
 """What a worker's server answers beyond a guard's: engines, and tensors that lie in it.
 
-Whatever concerns engines is handed to the one thread that runs them. Tensors are
-given and taken beside it.
+Whatever concerns engines is asked of the host, on the one thread that runs them, as
+controllers ask it. Tensors are given and taken beside it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import _engines, _json, _tensors
+from . import _engines, _json, _tensors, _values
+from ._engines import said
 from .guard import GuardState, Refused, Routes, needed, set_env
 
 # --- engines ------------------------------------------------------------------------
@@ -27,31 +28,29 @@ def _health(state: GuardState, _: Any) -> Any:
 def _configure(state: GuardState, data: Any) -> Any:
     """Take the experiment's configuration, of which workers need the seed."""
     given, rank = needed(data, "config"), needed(data, "rank")
-    state.host.warm_up()
-    config = _json.deserialize_value(given)
+    config = _read(state, given)
     if isinstance(config, dict):  # also one of a class that is not known here
         seed = config.get("seed", (config.get("data") or {}).get("seed"))
     else:
         seed = getattr(config, "seed", None)
     if seed is None:
         raise Refused(400, "'config' has no seed")
-    state.host.run(lambda: state.host.configure(seed, rank))
+    state.host.ask("configure", seed, rank)
     return {"status": "success", "message": "Worker configured.", "result": None}
 
 
 def _create_engine(state: GuardState, data: Any) -> Any:
     path, name = needed(data, "engine", str), needed(data, "engine_name", str)
-    state.host.warm_up()
-    args = _json.deserialize_value(data.get("init_args") or [])
-    kwargs = _json.deserialize_value(data.get("init_kwargs") or {})
+    args = _read(state, data.get("init_args") or [])
+    kwargs = _read(state, data.get("init_kwargs") or {})
     try:
-        state.host.run(lambda: state.host.make_engine(path, name, args, kwargs))
+        state.host.ask("make_engine", path, name, _values.pack(args), _values.pack(kwargs))
     except (_engines.EngineExistsError, _engines.EngineTypeError) as error:
-        raise Refused(400, str(error)) from None
+        raise Refused(400, said(error)) from None
     except Exception as error:
         if getattr(error, "code", "") == "import":
-            raise Refused(400, f"Failed to import engine '{path}': {error}") from None
-        raise Refused(500, f"Failed to instantiate engine: {error}") from error
+            raise Refused(400, f"Failed to import engine '{path}': {said(error)}") from None
+        raise Refused(500, f"Failed to instantiate engine: {said(error)}") from error
     message = f"Engine '{name}' created and initialized"
     return {"status": "success", "message": message, "engine_name": name, "result": None}
 
@@ -59,22 +58,29 @@ def _create_engine(state: GuardState, data: Any) -> Any:
 def _call(state: GuardState, data: Any) -> Any:
     """Call an engine; tensors that it returns stay here, and are named."""
     method, name = needed(data, "method", str), needed(data, "engine_name", str)
-    state.host.warm_up()
+    args = _values.pack(_read(state, data.get("args") or []))
+    kwargs = _values.pack(_read(state, data.get("kwargs") or {}))
     try:
-        engine = state.host.find_engine(name)
+        result = state.host.ask("run_engine", name, method, args, kwargs, data.get("rpc_meta"))
     except _engines.UnknownEngineError as error:
-        raise Refused(404, str(error)) from None
-    args = _engines.localize(_json.deserialize_value(data.get("args") or []))
-    kwargs = _engines.localize(_json.deserialize_value(data.get("kwargs") or {}))
-    meta = data.get("rpc_meta")
-    try:
-        result = state.host.run(lambda: _engines.call(engine, method, args, kwargs, meta))
+        raise Refused(404, said(error)) from None
     except _engines.UnknownMethodError as error:
-        raise Refused(400, str(error)) from None
+        raise Refused(400, said(error)) from None
     except Exception as error:
-        raise Refused(500, f"Engine method '{method}' failed: {error}") from error
-    kept = _engines.keep(engine, result, state.node_addr)
-    return {"status": "success", "result": _json.serialize_value(kept)}
+        raise Refused(500, f"Engine method '{method}' failed: {said(error)}") from error
+    return {"status": "success", "result": _json.serialize_value(_values.unpack(result))}
+
+
+def _read(state: GuardState, value: Any) -> Any:
+    """A value of a request."""
+    _warm(state)
+    return _json.deserialize_value(value)
+
+
+def _warm(state: GuardState) -> None:
+    """What values and tensors need is imported first, where engines are."""
+    if not state.host.is_warm:
+        state.host.ask("warm")
 
 
 engine_bp: Routes = {
@@ -89,14 +95,14 @@ engine_bp: Routes = {
 # --- tensors ------------------------------------------------------------------------
 
 
-def _home(state: GuardState) -> Any:
-    state.host.warm_up()
-    return _tensors.home()
-
-
 def _store(state: GuardState, data: Any) -> Any:
-    _home(state).store(data["name"], _json.deserialize_value(data["value"]))
+    _home(state).store(data["name"], _read(state, data["value"]))
     return {"status": "ok", "shard_id": data["name"]}
+
+
+def _home(state: GuardState) -> Any:
+    _warm(state)
+    return _tensors.home()
 
 
 def _shard(state: GuardState, data: Any) -> Any:

@@ -31,6 +31,12 @@ class EngineTypeError(TypeError):
     """The class is not one of AReaL's engines."""
 
 
+def said(error: BaseException) -> str:
+    """What was raised, without the remote traceback, which its cause has."""
+    message = getattr(error, "message", None)
+    return str(message if message is not None else error) or type(error).__name__
+
+
 def check_class(path: str) -> None:
     """Refuse what AReaL refuses: with it installed, engines are of its two kinds."""
     if not INSTALLED:

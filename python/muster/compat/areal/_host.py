@@ -9,7 +9,6 @@ and one thread for engines.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import select
 import signal
@@ -18,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +52,10 @@ class Host(muster.Worker):
     def __init__(self, worker_config: Any = None) -> None:
         super().__init__(worker_config)
         self.state = GuardState(host=self)
-        #: Has something run on the thread of the engines, and waits for it.
-        self.run: Callable[[Callable[[], Any]], Any] = self._run_in_order
-        self._jobs: dict[int, tuple[Callable[[], Any], Future[Any]]] = {}
-        self._numbers = itertools.count(1)
+        #: Calls a method of this object on the thread of the engines; from any other thread.
+        self.ask: Callable[..., Any] = self._ask
         self._self: Any = None
-        self._is_warm = False
+        self.is_warm = False
 
     # --- the beginning ---------------------------------------------------
 
@@ -94,16 +90,11 @@ class Host(muster.Worker):
         """Import what engines and tensors need, which takes AReaL seconds, before the first of
         them. On the engines' thread alone: several that import it side by side would find each
         other's modules half made."""
-        if not self._is_warm:
+        if not self.is_warm:
             _json.warm()
             mine = self.state
             join_names(mine.name_resolve_type, mine.nfs_record_root, mine.etcd3_addr)
-            self._is_warm = True
-
-    def warm_up(self) -> None:
-        """The same, from any other thread."""
-        if not self._is_warm:
-            self.run(self.warm)
+            self.is_warm = True
 
     def _run_command(self, command: Sequence[str], port: int) -> None:
         words = list(command)
@@ -158,34 +149,11 @@ class Host(muster.Worker):
         """Take the experiment's seed."""
         _engines.seed(seed, f"{self.state.role}{rank}")
 
-    # --- what comes by HTTP ----------------------------------------------
-
-    def _run_in_order(self, work: Callable[[], Any]) -> Any:
-        """Run something in order with the calls of controllers; from any other thread."""
+    def _ask(self, method: str, *args: Any) -> Any:
+        """In order with the calls of controllers."""
         if self._self is None:
             self._self = muster.get_cluster(self.cluster_name).workers[self.rank]
-        number, done = next(self._numbers), Future[Any]()
-        self._jobs[number] = work, done
-        try:
-            self._self.call("run_job", number)
-        except Exception:
-            if not done.done():
-                raise
-        finally:
-            self._jobs.pop(number, None)
-        return done.result()
-
-    def run_job(self, number: int) -> None:
-        """Run what a thread of this process left for the main one."""
-        fulfil(*self._jobs[number])
-
-
-def fulfil(work: Callable[[], Any], done: Future[Any]) -> None:
-    """Run something, and tell who waits for it."""
-    try:
-        done.set_result(work())
-    except Exception as error:
-        done.set_exception(error)
+        return self._self.call(method, *args)
 
 
 def _end_with(pid: int) -> None:

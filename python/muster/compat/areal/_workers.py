@@ -275,7 +275,7 @@ class Attempts:
         if isinstance(error, Again):
             return str(error)
         if isinstance(error, _engines.UnknownEngineError):
-            return f"HTTP 404: {_first(error)}"
+            return f"HTTP 404: {_engines.said(error)}"
         if isinstance(error, _errors.DeadlineError):
             return f"Timeout: {error}"
         if isinstance(error, (_errors.NodeLostError, _errors.HeadLostError)):
@@ -283,17 +283,11 @@ class Attempts:
         if isinstance(error, _errors.WorkerDiedError):
             raise failed(self._info.id, error) from error
         if isinstance(error, _engines.UnknownMethodError):
-            reason = _first(error)
+            reason = _engines.said(error)
         elif isinstance(error, _errors.RemoteError):
-            reason = f"Engine method '{self._method}' failed: {_first(error)}"
+            reason = f"Engine method '{self._method}' failed: {_engines.said(error)}"
         elif isinstance(error, (Refusal, _errors.MusterError)):
             reason = str(error)
         else:
             raise error
         raise _api.EngineCallError(self._info.id, self._method, reason, self._number) from error
-
-
-def _first(error: BaseException) -> str:
-    """What was raised, without the remote traceback, which its cause has."""
-    message = getattr(error, "message", None)
-    return str(message if message is not None else error) or type(error).__name__

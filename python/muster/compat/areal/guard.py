@@ -44,18 +44,16 @@ class Identity:
 
     def arguments(self, port: int) -> list[str]:
         """What a command is told: AReaL's servers all take these."""
-        pairs = {
-            "--port": port,
-            "--experiment-name": self.experiment_name,
-            "--trial-name": self.trial_name,
-            "--role": self.role,
-            "--worker-index": self.worker_index,
-            "--name-resolve-type": self.name_resolve_type,
-            "--nfs-record-root": self.nfs_record_root,
-            "--etcd3-addr": self.etcd3_addr,
-            "--fileroot": self.fileroot,
-        }
-        return [str(word) for pair in pairs.items() if pair[1] is not None for word in pair]
+        said = {"port": port, **{name: getattr(self, name) for name in _TOLD}}
+        pairs = [("--" + name.replace("_", "-"), value) for name, value in said.items()]
+        return [str(word) for pair in pairs if pair[1] is not None for word in pair]
+
+
+#: What of an identity goes along with every command, in this order.
+_TOLD = (
+    *("experiment_name", "trial_name", "role", "worker_index"),
+    *("name_resolve_type", "nfs_record_root", "etcd3_addr", "fileroot"),
+)
 
 
 @dataclass

@@ -13,11 +13,11 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ._host import Host, announce, fulfil
+from ._host import Host, announce
 from .guard import GuardState
 
 
@@ -28,33 +28,38 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--host", default="0.0.0.0", help="the address to listen on")
     made.add_argument("--port", type=int, default=0, help="0: any that is free")
-    made.add_argument("--experiment-name", required=True)
-    made.add_argument("--trial-name", required=True)
-    made.add_argument("--role", required=True)
+    for name in ("--experiment-name", "--trial-name", "--role"):
+        made.add_argument(name, required=True)
     made.add_argument("--worker-index", type=int, default=-1)
     made.add_argument("--name-resolve-type", default="nfs")
     made.add_argument("--nfs-record-root", default="/tmp/areal/name_resolve")
     made.add_argument("--etcd3-addr", default="localhost:2379")
-    made.add_argument("--fileroot", default=None)
+    made.add_argument("--fileroot")
     return made
 
 
 class EngineThread:
     """The main thread, which runs what others leave for it."""
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._work: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Any]]]
+        self._work = queue.SimpleQueue()
 
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Have something run, and wait for it; from any other thread."""
+    def ask(self, method: str, *args: Any) -> Any:
+        """Have a method of the host run, and wait for it; from any other thread."""
         done: Future[Any] = Future()
-        self._work.put((work, done))
+        self._work.put((method, args, done))
         return done.result()
 
     def serve(self) -> None:
         """Run what comes, until SystemExit."""
         while True:
-            fulfil(*self._work.get())
+            method, args, done = self._work.get()
+            try:
+                done.set_result(getattr(self._host, method)(*args))
+            except Exception as error:
+                done.set_exception(error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,8 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
     said = {**vars(given), "worker_index": index}
     bind, port = said.pop("host"), said.pop("port")
-    host, thread = Host(), EngineThread()
-    host.state, host.run = GuardState(**said, host=host), thread.run
+    host = Host()
+    thread = EngineThread(host)
+    host.state, host.ask = GuardState(**said, host=host), thread.ask
     signal.signal(signal.SIGTERM, _leave)
     host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
     host.warm()

@@ -145,10 +145,7 @@ class MusterScheduler(_api.Scheduler):
     def create_workers(self, job: Any, *args: Any, **kwargs: Any) -> list[str]:
         """Start a role's workers; returns their ids, ``role/index``."""
         role, count = job.role, job.replicas
-        if role in self._workers or role in self._colocated_roles:
-            raise _api.WorkerCreationError(
-                role, "Worker group already exists", f"call delete_workers({role!r}) first"
-            )
+        self._refuse_another(role)
         if count < 1:
             raise _api.WorkerCreationError(
                 role, "Invalid configuration", "replicas must be greater than 0"
@@ -175,6 +172,12 @@ class MusterScheduler(_api.Scheduler):
         return [info.id for info in self._workers[role]]
 
     _prepare_worker_specs = staticmethod(_specs.spread)
+
+    def _refuse_another(self, role: str) -> None:
+        if role in self._workers or role in self._colocated_roles:
+            raise _api.WorkerCreationError(
+                role, "Worker group already exists", f"call delete_workers({role!r}) first"
+            )
 
     def _allocate_gpus(self, num_gpus: int) -> list[int]:
         """The next of the GPUs that were named: in turn, and again when all have been given."""
@@ -213,10 +216,7 @@ class MusterScheduler(_api.Scheduler):
         owner = self._owner(target_role)
         if owner is None:
             raise _api.WorkerNotFoundError(f"Target role '{target_role}' not found for fork")
-        if role in self._workers or role in self._colocated_roles:
-            raise _api.WorkerCreationError(
-                role, "Worker group already exists", f"call delete_workers({role!r}) first"
-            )
+        self._refuse_another(role)
         targets = self._workers[owner]
         self._check_worker_health(owner)
         near = [target for target in targets if isinstance(target, Command)]
