@@ -8,6 +8,7 @@ import json
 import os
 import queue
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -109,6 +110,15 @@ class Train:
         self.scheduler.delete_workers(self.role, reverse_order=True)
 
 
+def stored(worker: Any) -> int:
+    """How many tensors a worker keeps."""
+    url = f"http://{worker.ip}:{worker.worker_ports[0]}/data/clear"
+    body = json.dumps({"shard_ids": []}).encode()
+    request = urllib.request.Request(url, body, method="DELETE")
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return int(json.loads(reply.read())["num_tensors"])
+
+
 def test_training(scheduler: MusterScheduler, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     train = Train(scheduler, Config(path=str(tmp_path), scale=3), dp=2, tp=2)
@@ -130,6 +140,11 @@ def test_training(scheduler: MusterScheduler, tmp_path: Path) -> None:
         rows = RTensor.localize(rows)
     for address, shards in RTensor.collect_shards(results).items():
         asyncio.run(RTensor.clear_node(address, shards))
+    kept = [stored(worker) for worker in train.workers]
+    each = asyncio.run(train._each("rows", 5))
+    assert [each[0]["rank"], each[1], each[2]["rank"], each[3]] == [0, None, 2, None]
+    more = [now - before for now, before in zip(map(stored, train.workers), kept, strict=True)]
+    assert more == [1, 0, 1, 0], "nobody would let go of what is no head's"
     # A reference model beside it, with a process group of its own.
     ref = Train(scheduler, Config(path=str(tmp_path / "ref"), scale=1), dp=2, tp=2)
     (tmp_path / "ref").mkdir()

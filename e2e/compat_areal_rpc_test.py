@@ -73,13 +73,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(tmp_path: Path, port: int) -> subprocess.Popen[bytes]:
+def server(tmp_path: Path, port: int) -> list[str]:
     words = ["--host", "127.0.0.1", "--port", str(port), "--experiment-name", "e"]
     words += ["--trial-name", "t", "--role", "actor", "--worker-index", "3"]
     words += ["--name-resolve-type", "nfs", "--fileroot", str(tmp_path)]
+    return [sys.executable, "-m", "muster.compat.areal.rpc_server", *words]
+
+
+def start(tmp_path: Path, port: int) -> subprocess.Popen[bytes]:
     path = os.pathsep.join([str(HERE), *filter(None, sys.path)])
-    command = [sys.executable, "-m", "muster.compat.areal.rpc_server", *words]
-    return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, "BORN": "1"})
+    env = {**os.environ, "PYTHONPATH": path, "BORN": "1"}
+    return subprocess.Popen(server(tmp_path, port), env=env)
 
 
 def healthy(peer: Peer) -> bool:
@@ -159,6 +163,7 @@ def test_refusals(peer: Peer) -> None:
     refused(400, "/alloc_ports", "positive", count=0)
     refused(400, "/fork", "'role'", worker_index=0)
     refused(400, "/fork", "'worker_index'", role="ref")
+    refused(400, "/fork", "'raw_cmd'", role="ref", worker_index=0)
     refused(404, "/kill_forked_worker", "not found", role="ref", worker_index=0)
     assert peer.ask("POST", "/call", b"not json")[0] == 400
     assert peer.ask("POST", "/nowhere", {})[0] == 404
@@ -191,9 +196,11 @@ def test_ports(peer: Peer) -> None:
 
 def test_forks(peer: Peer, tmp_path: Path) -> None:
     peer.post("/set_env", env={"LATE": "yes"})
-    status, fork = peer.post("/fork", role="ref", worker_index=0)
+    [port] = peer.post("/alloc_ports", count=1)[1]["ports"]
+    status, fork = peer.post("/fork", role="ref", worker_index=0, raw_cmd=server(tmp_path, port))
     assert status == 200, fork
-    other = Peer(f"{fork['host']}:{fork['port']}", fork["pid"])
+    other = Peer(f"{fork['host']}:{port}", fork["pid"])
+    assert eventually(lambda: healthy(other), seconds=30)
     assert peer.ask("GET", "/health")[1]["forked_children"] == 1
     assert other.post("/create_engine", engine="areal_engines.Plain", engine_name="e/0")[0] == 200
     assert other.call("env", "LATE") == {"LATE": "yes"}

@@ -29,7 +29,7 @@ from muster.compat.areal import (
     WorkerNotFoundError,
     WorkerTimeoutError,
 )
-from running import eventually, session
+from running import eventually, output_of, run_script, session
 
 HERE = Path(__file__).parent
 
@@ -403,6 +403,7 @@ def test_a_command_that_does_not_serve(scheduler: MusterScheduler) -> None:
     if isinstance(caught.value, WorkerFailedError):
         assert caught.value.exit_code == 3
         assert "cannot go on" in caught.value.stderr
+    assert "exit code 3" in str(caught.value) and "cannot go on" in str(caught.value)
     scheduler.delete_workers("server")
     slow = SchedulingSpec(cpu=1, cmd=command("--delay", "60"))
     scheduler.create_workers(Job("slow", 1, [slow]))
@@ -423,6 +424,35 @@ def test_forks_of_a_command(scheduler: MusterScheduler) -> None:
     assert (who, late) == ("proxy/0", "here")
     scheduler.delete_workers("rollout")
     assert not alive(pid)
+
+
+def test_a_worker_that_cannot_start(tmp_path: Path) -> None:
+    """All of a role's workers, or none: here the second gets no ports."""
+    source = """
+import resource
+import muster
+from muster.compat.areal import *
+from muster.compat.areal import MusterScheduler
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+    muster.init(virtual="1x2")
+    scheduler = MusterScheduler(log_dir=".")
+    specs = [SchedulingSpec(cpu=1), SchedulingSpec(cpu=1, port_count=400)]
+    try:
+        scheduler.create_workers(Job("actor", 2, specs))
+    except WorkerCreationError as error:
+        assert "Resource allocation failed for worker 1" in str(error), error
+        assert "cannot hold 399 ports" in str(error), error
+        assert isinstance(error.__cause__, PortAllocationError)
+    else:
+        raise AssertionError("nothing was raised")
+    assert not scheduler._workers and not scheduler._allocated_ports
+    print(scheduler.create_workers(Job("actor", 2)), len(scheduler._allocated_ports))
+"""
+    path = os.environ.get("PYTHONPATH", "")
+    finished = run_script(tmp_path, source, PYTHONPATH=path)
+    assert output_of(finished).splitlines()[-1] == "['actor/0', 'actor/1'] 4"
 
 
 # --- pools --------------------------------------------------------------------
@@ -455,10 +485,21 @@ def test_chosen_devices(_head: None, tmp_path: Path) -> None:
         assert scheduler.gpu_devices == [1, 3]
         role(scheduler, gpu=1)
         assert [devices(scheduler, f"actor/{n}") for n in (0, 1)] == ["1", "3"]
-        with pytest.raises(WorkerCreationError, match="Requested 1 GPUs but only 0 available"):
-            scheduler.create_workers(Job("more", 1, [SchedulingSpec(gpu=1)]))
+        role(scheduler, "ref", gpu=1, count=3)
+        shared = [devices(scheduler, f"ref/{n}") for n in range(3)]
+        assert shared == ["1", "3", "1"], "in turn, and again when all have been given"
+        role(scheduler, "wide", gpu=2, count=1)
+        assert devices(scheduler, "wide/0") == "1,3"
+        with pytest.raises(WorkerCreationError, match="failed for worker 0") as caught:
+            scheduler.create_workers(Job("more", 1, [SchedulingSpec(gpu=3)]))
+        assert "Requested 3 GPUs but only 2 available" in str(caught.value)
     finally:
         scheduler.delete_workers()
+    again = MusterScheduler([1, 3], str(tmp_path))  # its devices were given back
+    try:
+        role(again, gpu=1, count=1)
+    finally:
+        again.delete_workers()
 
 
 def test_two_schedulers_of_one_script(scheduler: MusterScheduler, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from muster.compat import areal
-from muster.compat.areal import _children, _engines, _environment, _host, _own, _pools
+from muster.compat.areal import _engines, _environment, _own, _pools, guard
 
 
 def test_errors_have_areals_fields() -> None:
@@ -106,7 +104,7 @@ def test_calls() -> None:
 
 
 def test_arguments_of_commands() -> None:
-    who = _host.Identity("r", 2, "e", "t", fileroot="/f")
+    who = guard.Identity("r", 2, "e", "t", fileroot="/f")
     assert who.arguments(7) == [
         *("--port", "7", "--experiment-name", "e", "--trial-name", "t"),
         *("--role", "r", "--worker-index", "2", "--fileroot", "/f"),
@@ -126,22 +124,8 @@ def test_leaving_as_another_did(how: str, code: int) -> None:
     source = f"""
 import signal, threading
 signal.signal(signal.SIGTERM, lambda *_: None)
-from muster.compat.areal._children import leave_as
-threading.Thread(target=leave_as, args=({code},)).start()
+from muster.compat.areal._host import _leave_as
+threading.Thread(target=_leave_as, args=({code},)).start()
 threading.Event().wait(10)
 """
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == code
-
-
-def test_children_end_with_what_they_started(tmp_path: Any) -> None:
-    source = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(99)"
-    forks = _children.Children()
-    logs = _children.Logs(str(tmp_path), "fork")
-    forks.start("fork", 0, [sys.executable, "-c", source], os.environ, logs)
-    child = forks.start("fork", 1, [sys.executable, "-uc", stubborn], os.environ, logs)
-    assert len(forks) == 2
-    assert forks.end("fork", 0) and forks.end("fork", 0) is None
-    forks.end_all()
-    assert child.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
-    assert not len(forks)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from . import _own
-from ._areal import INSTALLED
+from ._areal import INSTALLED, part
 from ._own import *  # noqa: F403 - the names are listed there
 
 if INSTALLED:
-    for _home in ("areal.api", "areal.api.cli_args", "areal.infra.scheduler.exceptions"):
-        _module = import_module(_home)
+    for _home in ("api", "api.cli_args", "infra.scheduler.exceptions"):
+        _module = part(_home)
         globals().update({n: getattr(_module, n) for n in _own.__all__ if hasattr(_module, n)})
 
 #: What AReaL's own worker is started by; ours speaks the same protocol.

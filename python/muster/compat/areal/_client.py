@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from .guard import join
+
 _JSON = {"Content-Type": "application/json"}
 #: What comes with these is JSON.
 _TELLING = (200, 400, 500)
@@ -79,11 +81,6 @@ def healthy(host: str, port: int, timeout: float = 2.0) -> bool:
             return bool(reply.status == 200)
     except (OSError, ValueError):
         return False
-
-
-def join(host: str, port: int) -> str:
-    """An address as URLs have it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _send(request: Request) -> tuple[int, Any]:

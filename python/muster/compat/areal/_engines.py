@@ -6,11 +6,13 @@ arguments, and its model-parallel peers have them from it over the process group
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import Future
 from typing import Any
 
 from . import _tensors
-from ._areal import INSTALLED
+from ._areal import INSTALLED, part
+from ._trees import leaves
 
 
 class UnknownEngineError(LookupError):
@@ -29,19 +31,20 @@ class EngineTypeError(TypeError):
     """The class is not one of AReaL's engines."""
 
 
+def said(error: BaseException) -> str:
+    """What was raised, without the remote traceback, which its cause has."""
+    message = getattr(error, "message", None)
+    return str(message if message is not None else error) or type(error).__name__
+
+
 def check_class(path: str) -> None:
     """Refuse what AReaL refuses: with it installed, engines are of its two kinds."""
     if not INSTALLED:
         return
-    from areal.api import (  # type: ignore[import-not-found, unused-ignore]
-        InferenceEngine,
-        TrainEngine,
-    )
-
     from ..._runtime.classes import named
 
-    found = named(path)
-    if not issubclass(found, (TrainEngine, InferenceEngine)):
+    found, api = named(path), part("api")
+    if not issubclass(found, (api.TrainEngine, api.InferenceEngine)):
         raise EngineTypeError(
             f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"
         )
@@ -50,9 +53,7 @@ def check_class(path: str) -> None:
 def is_train_engine(engine: Any) -> bool:
     """Whether its methods run on all ranks of a data-parallel group at once."""
     if INSTALLED:
-        from areal.api import TrainEngine
-
-        return isinstance(engine, TrainEngine)
+        return isinstance(engine, part("api").TrainEngine)
     return hasattr(engine, "current_data_parallel_head") and hasattr(engine, "initialized")
 
 
@@ -86,16 +87,9 @@ def call(engine: Any, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any
 def _broadcast(engine: Any, value: Any) -> Any:
     head, group = engine.current_data_parallel_head(), engine.context_and_model_parallel_group
     if INSTALLED:
-        from areal.infra.platforms import (  # type: ignore[import-not-found, unused-ignore]
-            current_platform,
-        )
-        from areal.utils.data import (  # type: ignore[import-not-found, unused-ignore]
-            broadcast_tensor_container,
-            tensor_container_to,
-        )
-
-        placed = tensor_container_to(value, current_platform.current_device())
-        return broadcast_tensor_container(placed, src_rank=head, group=group)
+        data, device = part("utils.data"), _platform().current_device()
+        placed = data.tensor_container_to(value, device)
+        return data.broadcast_tensor_container(placed, src_rank=head, group=group)
     import torch.distributed as dist
 
     box = [value]
@@ -107,10 +101,13 @@ def _settle_device(engine: Any) -> None:
     """Say anew which device is meant: object collectives look for it."""
     if not INSTALLED or not (is_train_engine(engine) and engine.initialized):
         return
-    from areal.infra.platforms import current_platform
+    platform = _platform()
+    if platform.device_type != "cpu":
+        platform.set_device(platform.current_device())
 
-    if current_platform.device_type != "cpu":
-        current_platform.set_device(current_platform.current_device())
+
+def _platform() -> Any:
+    return part("infra.platforms").current_platform
 
 
 def localize(value: Any) -> Any:
@@ -118,23 +115,30 @@ def localize(value: Any) -> Any:
     return _tensors.home().RTensor.localize(value)
 
 
-def remotize(value: Any, node_addr: str) -> Any:
-    """Keep a value's tensors here, and refer to them."""
-    return _tensors.home().RTensor.remotize(value, node_addr=node_addr)
+def keep(engine: Any, result: Any, node_addr: str) -> Any:
+    """A result whose tensors stay here, and are referred to. Only those of a data-parallel head:
+    nobody would ever fetch, nor let go of, those of its peers."""
+    if _has_tensors(result) and _is_peer(engine):
+        return None
+    return _tensors.home().RTensor.remotize(result, node_addr=node_addr)
+
+
+def _is_peer(engine: Any) -> bool:
+    return is_train_engine(engine) and engine.initialized and not engine.is_data_parallel_head()
+
+
+def _has_tensors(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and any(isinstance(leaf, torch.Tensor) for leaf in leaves(value))
 
 
 def seed(number: int, key: str) -> None:
     """Seed what is random, differently for each worker."""
     if INSTALLED:
-        from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
-            seeding,
-        )
-
-        seeding.set_random_seed(number, key=key)
+        part("utils.seeding").set_random_seed(number, key=key)
         return
     import hashlib
     import random
-    import sys
 
     own = int(hashlib.sha256(f"{number}/{key}".encode()).hexdigest()[:8], 16)
     random.seed(own)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import _errors
 from . import _api, _engines
-from ._areal import INSTALLED
+from ._areal import INSTALLED, part
 from ._client import Again, Late, Refusal
 from ._host import join_names
 from ._workers import WorkerInfo, failed
@@ -25,17 +25,9 @@ def of(spec: Any, offload: bool) -> dict[str, str]:
     """A role's variables: AReaL's base, threads by CPUs unless set, the role's own last."""
     env: dict[str, str] = {}
     if INSTALLED:
-        from areal.infra.utils.launcher import (  # type: ignore[import-not-found, unused-ignore]
-            get_env_vars,
-        )
-
-        env |= get_env_vars()
+        env |= part("infra.utils.launcher").get_env_vars()
         if offload:
-            from areal.utils.offload import (  # type: ignore[import-not-found, unused-ignore]
-                get_tms_env_vars,
-            )
-
-            env |= get_tms_env_vars()
+            env |= part("utils.offload").get_tms_env_vars()
     for name in _THREADS:
         env[name] = os.environ.get(name, str(spec.cpu or 8))
     return env | {str(key): str(value) for key, value in (spec.env_vars or {}).items()}
@@ -45,13 +37,9 @@ def begin_trial(scheduler: Any) -> None:
     """Forget what AReaL's name service knows of this trial from before."""
     if not (INSTALLED and scheduler.experiment_name and scheduler.trial_name):
         return
-    from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
-        name_resolve,
-        names,
-    )
-
     join_names(scheduler.name_resolve_type, scheduler.nfs_record_root, scheduler.etcd3_addr)
-    name_resolve.clear_subtree(names.trial_root(scheduler.experiment_name, scheduler.trial_name))
+    root = part("utils.names").trial_root(scheduler.experiment_name, scheduler.trial_name)
+    part("utils.name_resolve").clear_subtree(root)
 
 
 def creation_error(info: WorkerInfo, engine: str, error: Exception) -> Exception:

@@ -9,52 +9,22 @@ and one thread for engines.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import muster
 
-from . import _engines, _json, _values
-from ._areal import INSTALLED
-from ._children import Child, Children, Logs, leave_as
-
-
-@dataclass
-class Identity:
-    """Which worker of which experiment this is, and where its files are."""
-
-    role: str
-    index: int
-    experiment_name: str | None = None
-    trial_name: str | None = None
-    name_resolve_type: str | None = None
-    nfs_record_root: str | None = None
-    etcd3_addr: str | None = None
-    fileroot: str | None = None
-    log_dir: str | None = None
-
-    def arguments(self, port: int) -> list[str]:
-        """What a command is told: AReaL's servers all take these."""
-        pairs = {
-            "--port": port,
-            "--experiment-name": self.experiment_name,
-            "--trial-name": self.trial_name,
-            "--role": self.role,
-            "--worker-index": self.index,
-            "--name-resolve-type": self.name_resolve_type,
-            "--nfs-record-root": self.nfs_record_root,
-            "--etcd3-addr": self.etcd3_addr,
-            "--fileroot": self.fileroot,
-        }
-        return [str(word) for pair in pairs.items() if pair[1] is not None for word in pair]
+from . import _engines, _json, _values, guard
+from ._areal import INSTALLED, part
+from .guard import GuardState, Identity
 
 
 @dataclass
@@ -81,13 +51,9 @@ class Host(muster.Worker):
 
     def __init__(self, worker_config: Any = None) -> None:
         super().__init__(worker_config)
-        self.identity = Identity("", 0)
-        self.node_addr = ""
-        self.address = "127.0.0.1"
-        self.children = Children()
-        self._server: Any = None
-        self._jobs: dict[int, Callable[[], None]] = {}
-        self._numbers = itertools.count(1)
+        self.state = GuardState(host=self)
+        #: Calls a method of this object on the thread of the engines; from any other thread.
+        self.ask: Callable[..., Any] = self._ask
         self._self: Any = None
         self.is_warm = False
 
@@ -99,29 +65,26 @@ class Host(muster.Worker):
             own = {name: os.environ[name] for name in _OWN if name in os.environ}
             os.environ.clear()
             os.environ.update(opening.env | own)
-        self.identity, self.address = opening.identity, opening.address
+        self.state = GuardState(**vars(opening.identity), host=self)
         atexit.register(self.close)
         if opening.target:
             _end_with(opening.target)
         if opening.command:
-            ports = muster.hold_ports(opening.port_count)
+            ports = guard.find_free_ports(opening.port_count)
             self._run_command(opening.command, ports[0])
             return ports
-        port = self.serve(opening.address, 0, self.on_engine_thread)
-        return [port, *muster.hold_ports(opening.port_count - 1)]
+        self.serve(opening.address, 0)
+        return [self.state.server_port, *guard.find_free_ports(opening.port_count - 1)]
 
-    def serve(
-        self, bind: str, port: int, run: Callable[[Callable[[], Any]], Any], named: str = ""
-    ) -> int:
-        """Serve AReaL's protocol over HTTP; returns the port."""
-        from ._client import join
-        from ._http import Server
+    def serve(self, bind: str, port: int, named: str = "") -> None:
+        """Serve AReaL's protocol over HTTP."""
+        from ._blueprints import data_bp, engine_bp
 
-        self._server = Server(self, bind, port, run)
-        self.address = named or bind
-        self.node_addr = join(self.address, self._server.port)
-        self._server.start()
-        return int(self._server.port)
+        app = guard.create_app(self.state)
+        app.register_blueprint(data_bp)
+        app.register_blueprint(engine_bp)
+        self.state.server_host = named or bind
+        self.state.server_port = guard.listen(app, bind, port)
 
     def warm(self) -> None:
         """Import what engines and tensors need, which takes AReaL seconds, before the first of
@@ -129,7 +92,7 @@ class Host(muster.Worker):
         other's modules half made."""
         if not self.is_warm:
             _json.warm()
-            mine = self.identity
+            mine = self.state
             join_names(mine.name_resolve_type, mine.nfs_record_root, mine.etcd3_addr)
             self.is_warm = True
 
@@ -137,17 +100,22 @@ class Host(muster.Worker):
         words = list(command)
         if words[0] == "python" or words[0].startswith("python3"):
             words[0] = sys.executable
-        child = Child([*words, *self.identity.arguments(port)], child_environment())
-        atexit.register(child.end)
+        child = subprocess.Popen(
+            [*words, *self.state.arguments(port)],
+            env=guard.child_environment(),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # ended as a group, with what it started
+        )
+        atexit.register(guard.end, child)
 
         def follow() -> None:
-            leave_as(child.process.wait())  # so that the exit code is the command's
+            _leave_as(child.wait())  # so that the exit code is the command's
 
         threading.Thread(target=follow, name="command", daemon=True).start()
 
     def close(self) -> None:
         """End what was started beside the engines."""
-        self.children.end_all()
+        guard.cleanup_forked_children(self.state)
 
     # --- engines ---------------------------------------------------------
 
@@ -164,8 +132,9 @@ class Host(muster.Worker):
     def run_engine(self, name: str, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any:
         """Call an engine for a controller: tensors that it returns stay here."""
         args, kwargs = _engines.localize(_values.unpack([list(args), kwargs]))
-        result = _engines.call(self.find_engine(name), method, args, kwargs, rpc_meta)
-        return _values.pack(_engines.remotize(result, self.node_addr))
+        engine = self.find_engine(name)
+        result = _engines.call(engine, method, args, kwargs, rpc_meta)
+        return _values.pack(_engines.keep(engine, result, self.state.node_addr))
 
     def find_engine(self, name: str) -> Any:
         """The engine itself."""
@@ -178,66 +147,13 @@ class Host(muster.Worker):
 
     def configure(self, seed: int, rank: int) -> None:
         """Take the experiment's seed."""
-        _engines.seed(seed, f"{self.identity.role}{rank}")
+        _engines.seed(seed, f"{self.state.role}{rank}")
 
-    # --- what comes by HTTP ----------------------------------------------
-
-    def on_engine_thread(self, work: Callable[[], Any]) -> Any:
-        """Run something in order with the calls of controllers; from any other thread."""
+    def _ask(self, method: str, *args: Any) -> Any:
+        """In order with the calls of controllers."""
         if self._self is None:
             self._self = muster.get_cluster(self.cluster_name).workers[self.rank]
-        number = next(self._numbers)
-        done: list[Any] = []
-        failed: list[BaseException] = []
-
-        def job() -> None:
-            try:
-                done.append(work())
-            except BaseException as error:
-                failed.append(error)
-                raise
-
-        self._jobs[number] = job
-        try:
-            self._self.call("run_job", number)
-        except Exception:
-            if failed:
-                raise failed[0] from None
-            raise
-        finally:
-            self._jobs.pop(number, None)
-        return done[0]
-
-    def run_job(self, number: int) -> None:
-        """Run what a thread of this process left for the main one."""
-        self._jobs[number]()
-
-    # --- forks -----------------------------------------------------------
-
-    def fork_process(
-        self, role: str, index: int, command: Sequence[str], env: Mapping[str, str]
-    ) -> int:
-        """Start a process with this one's environment; its pid."""
-        logs = Logs(self.log_dir(), role)
-        return self.children.start(role, index, command, child_environment(env), logs).process.pid
-
-    def log_dir(self) -> str | None:
-        """Where roles' logs are, if anywhere."""
-        mine = self.identity
-        if mine.log_dir or not (mine.fileroot and mine.experiment_name and mine.trial_name):
-            return mine.log_dir
-        import getpass
-
-        names = (mine.fileroot, "logs", getpass.getuser(), mine.experiment_name, mine.trial_name)
-        return os.path.join(*names)
-
-
-def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with which a program finds the modules that this one finds."""
-    made = {**os.environ, **(env or {})}
-    paths = [*made.get("PYTHONPATH", "").split(os.pathsep), os.getcwd(), *sys.path]
-    made["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
-    return made
+        return self._self.call(method, *args)
 
 
 def _end_with(pid: int) -> None:
@@ -259,29 +175,32 @@ def _end_with(pid: int) -> None:
     threading.Thread(target=follow, name="target", daemon=True).start()
 
 
+def _leave_as(code: int) -> None:
+    """End this process as another one ended: with its exit code, or by its signal."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if code < 0:
+        import ctypes
+
+        if -code != signal.SIGKILL:
+            ctypes.CDLL(None).signal(-code, 0)  # from any thread, which Python's own refuses
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
 def announce(mine: Identity, node_addr: str) -> None:
     """Tell AReaL's name service, of which this process is part, where a worker is."""
     if not (INSTALLED and mine.experiment_name and mine.trial_name):
         return
-    from areal.utils import (  # type: ignore[import-not-found, unused-ignore]
-        name_resolve,
-        names,
-    )
-
-    key = names.worker_discovery(mine.experiment_name, mine.trial_name, mine.role, mine.index)
-    name_resolve.add(key, node_addr, replace=True)
+    who = (mine.experiment_name, mine.trial_name, mine.role, mine.worker_index)
+    key = part("utils.names").worker_discovery(*who)
+    part("utils.name_resolve").add(key, node_addr, replace=True)
 
 
 def join_names(kind: str | None, nfs_record_root: str | None, etcd3_addr: str | None) -> None:
     """Have this process be part of AReaL's name service."""
     if not (INSTALLED and kind):
         return
-    from areal.api.cli_args import (  # type: ignore[import-not-found, unused-ignore]
-        NameResolveConfig,
-    )
-    from areal.utils import name_resolve
-
     given = {"type": kind, "nfs_record_root": nfs_record_root, "etcd3_addr": etcd3_addr}
-    name_resolve.reconfigure(
-        NameResolveConfig(**{key: value for key, value in given.items() if value is not None})
-    )
+    config = {key: value for key, value in given.items() if value is not None}
+    part("utils.name_resolve").reconfigure(part("api.cli_args").NameResolveConfig(**config))

@@ -11,12 +11,14 @@ import importlib
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from . import _tensors
-from ._areal import INSTALLED
+from ._areal import INSTALLED, part
+from ._trees import mapped
 
 
 def serialize_value(value: Any) -> Any:
@@ -37,28 +39,22 @@ def warm() -> None:
 
 
 def _theirs() -> Any:
-    from areal.infra.rpc import (  # type: ignore[import-not-found, unused-ignore]
-        serialization,
-    )
-
-    return serialization
+    return part("infra.rpc.serialization")
 
 
 def _serialize(value: Any) -> Any:
-    if value is None or (
-        isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)
-    ):
+    return mapped(value, _leaf, lists=True)
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return {"type": "enum", "class_path": _path(value), "name": value.name}
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, dict):
-        return {key: _serialize(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_serialize(entry) for entry in value]
     if isinstance(value, bytes):
         return {"type": "bytes", "data": _text(value)}
     if isinstance(value, subprocess.Popen):
         return None
-    if isinstance(value, Enum):
-        return {"type": "enum", "class_path": _path(value), "name": value.name}
     if is_dataclass(value) and not isinstance(value, type):
         data = {entry.name: _serialize(getattr(value, entry.name)) for entry in fields(value)}
         return {"type": "dataclass", "class_path": _path(value), "data": data}
@@ -111,8 +107,9 @@ def _deserialize(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kind = value.get("type")
-    if isinstance(kind, str) and kind in _READERS and _KEYS[kind].issubset(value):
-        return _READERS[kind](value)
+    read, keys = _READERS.get(kind, (None, set())) if isinstance(kind, str) else (None, set())
+    if read is not None and keys <= value.keys():
+        return read(value)
     return {key: _deserialize(entry) for key, entry in value.items()}
 
 
@@ -141,10 +138,6 @@ def _read_dataclass(value: dict[str, Any]) -> Any:
     return found(**{key: _deserialize(entry) for key, entry in value["data"].items()})
 
 
-def _read_enum(value: dict[str, Any]) -> Any:
-    return _find(value["class_path"])[value["name"]]
-
-
 def _read_dtype(value: dict[str, Any]) -> Any:
     import torch
 
@@ -152,33 +145,18 @@ def _read_dtype(value: dict[str, Any]) -> Any:
 
 
 def _read_image(value: dict[str, Any]) -> Any:
-    from PIL import Image  # type: ignore[import-not-found, unused-ignore]
-
-    return Image.open(io.BytesIO(_bytes(value["data"])))
+    return importlib.import_module("PIL.Image").open(io.BytesIO(_bytes(value["data"])))
 
 
-def _read_bytes(value: dict[str, Any]) -> bytes:
-    return _bytes(value["data"])
-
-
-_READERS = {
-    "tensor": _read_tensor,
-    "ndarray": _read_array,
-    "dataclass": _read_dataclass,
-    "enum": _read_enum,
-    "torch_dtype": _read_dtype,
-    "pil_image": _read_image,
-    "bytes": _read_bytes,
-}
-#: A dict of the user's may have a key "type" too; it is a mark only with all of these.
-_KEYS = {
-    "tensor": {"data", "shape", "dtype"},
-    "ndarray": {"data", "shape", "dtype"},
-    "dataclass": {"class_path", "data"},
-    "enum": {"class_path", "name"},
-    "torch_dtype": {"name"},
-    "pil_image": {"data"},
-    "bytes": {"data"},
+#: How a mark is read, and the keys that it has: a dict of the user's may have a key "type" too.
+_READERS: dict[str, tuple[Callable[[dict[str, Any]], Any], set[str]]] = {
+    "tensor": (_read_tensor, {"data", "shape", "dtype"}),
+    "ndarray": (_read_array, {"data", "shape", "dtype"}),
+    "dataclass": (_read_dataclass, {"class_path", "data"}),
+    "enum": (lambda value: _find(value["class_path"])[value["name"]], {"class_path", "name"}),
+    "torch_dtype": (_read_dtype, {"name"}),
+    "pil_image": (_read_image, {"data"}),
+    "bytes": (lambda value: _bytes(value["data"]), {"data"}),
 }
 
 

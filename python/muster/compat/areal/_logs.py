@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from ... import _context, _errors, _events
-from ._children import Logs
+from .guard import Logs
 
 #: A worker's name: its cluster's, its rank, its devices.
 _WORKER = re.compile(r"(.+)-\d+(?:-G[0-9x_.]*)?\Z")

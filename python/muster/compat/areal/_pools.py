@@ -8,6 +8,7 @@ to decide; here is only how much is asked for.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ class Share:
     pool: ResourceManager | None = None
     mapping: list[int] | None = None
     span: bool = False
-    chosen: Chosen | None = None
+    #: Whether the pool is others' too, and stays when this goes.
+    lent: bool = False
 
 
 def count_devices() -> int:
@@ -37,62 +39,60 @@ def count_devices() -> int:
         return max((len(node["devices"]) for node in nodes()), default=0)
 
 
-class Chosen:
-    """The devices that a user named, on one node: roles take what is free of them."""
+class Named:
+    """The devices of one node that a user named: a pool, of which roles get some in turn."""
 
     def __init__(self, devices: list[int]) -> None:
         visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-        named = [str(device) for device in devices]
+        named = {str(device) for device in devices}
         # Muster counts the devices that this process sees.
-        ids = [visible.index(name) for name in named] if set(named) <= set(visible) else devices
-        self._free = list(ids)
-        self._size = max(ids) + 1
+        self._ids = {d: visible.index(str(d)) if named <= set(visible) else d for d in devices}
         self._pool: ResourceManager | None = None
 
-    def take(self, share: Share, count: int) -> None:
-        """Give devices to a share."""
-        if count > len(self._free):
-            raise ValueError(
-                f"Requested {count} GPUs but only {len(self._free)} available of gpu_devices"
-            )
+    def place(self, share: Share, devices: list[int]) -> None:
+        """Have a share be on some of them."""
         if self._pool is None:
-            self._pool = ResourceManager(self._size, 1, timeout=_PATIENCE)
-        share.pool, share.chosen = self._pool, self
-        share.mapping, self._free = self._free[:count], self._free[count:]
+            self._pool = ResourceManager(max(self._ids.values()) + 1, 1, timeout=_PATIENCE)
+        share.pool, share.lent = self._pool, True
+        share.mapping = [self._ids[device] for device in devices]
 
-    def give_back(self, share: Share) -> None:
-        """Have a share's devices free again, and the pool with the last of them."""
-        self._free = sorted({*self._free, *(share.mapping or ())})
-        share.mapping = None
+    def release(self) -> None:
+        """Give the pool back."""
+        if self._pool is not None:
+            self._pool.destroy_placement_group()
+            self._pool = None
 
 
-def shares(role: str, specs: list[Any], per_node: int, chosen: Chosen | None) -> list[Share]:
+def shares(
+    role: str,
+    specs: list[Any],
+    per_node: int,
+    named: Named | None,
+    allocate: Callable[[int], list[int]],
+) -> list[Share]:
     """Cut a role into clusters, each with a pool; WorkerCreationError where one cannot be had."""
     made: list[Share] = []
     try:
         for share in _grouped(specs):
             made.append(share)
-            if chosen is not None and share.spec.gpu > 0:
-                chosen.take(share, share.spec.gpu * len(share.indices))
+            if named is not None and share.spec.gpu > 0:
+                given = [allocate(share.spec.gpu) for _ in share.indices]
+                named.place(share, [device for devices in given for device in devices])
             else:
                 _reserve(share, per_node)
-    except (_errors.MusterError, ValueError) as error:
+    except (_errors.MusterError, _api.GPUAllocationError, ValueError) as error:
         release(made)
         at = made[-1].indices[0]
-        cause = _api.GPUAllocationError(str(error))
-        cause.__cause__ = error
         raise _api.WorkerCreationError(
             role, f"Resource allocation failed for worker {at}", str(error)
-        ) from cause
+        ) from error
     return made
 
 
 def release(made: list[Share]) -> None:
     """Give pools back."""
     for share in made:
-        if share.chosen is not None:
-            share.chosen.give_back(share)
-        elif share.pool is not None:
+        if share.pool is not None and not share.lent:
             share.pool.destroy_placement_group()
 
 

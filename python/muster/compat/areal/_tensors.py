@@ -11,12 +11,12 @@ import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, cast
 
-from ._areal import INSTALLED
+from ._areal import INSTALLED, part
+from ._trees import leaves, mapped
 
 _FETCH_SECONDS = 7200.0
 
@@ -46,34 +46,28 @@ class RTensor:
     def remotize(obj: Any, node_addr: str) -> Any:
         """Keep every tensor in obj here; what is returned refers to them."""
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(obj, torch.Tensor):
-            tensor = obj.detach().cpu()
-            shard = str(uuid.uuid4())
+
+        def change(leaf: Any) -> Any:
+            if torch is None or not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensor, shard = leaf.detach().cpu(), str(uuid.uuid4())
             store(shard, tensor)
             return RTensor(TensorShardInfo(shard, node_addr), tensor.to("meta"))
-        if isinstance(obj, dict):
-            return {key: RTensor.remotize(value, node_addr) for key, value in obj.items()}
-        if isinstance(obj, (list, tuple)):
-            return type(obj)([RTensor.remotize(value, node_addr) for value in obj])
-        return obj
+
+        return mapped(obj, change)
 
     @staticmethod
     def localize(obj: Any) -> Any:
         """Put the tensors in the place of what refers to them."""
-        if isinstance(obj, RTensor):
-            return obj.to_local()
-        if isinstance(obj, dict):
-            return {key: RTensor.localize(value) for key, value in obj.items()}
-        if isinstance(obj, (list, tuple)):
-            return type(obj)([RTensor.localize(value) for value in obj])
-        return obj
+        return mapped(obj, lambda leaf: leaf.to_local() if isinstance(leaf, RTensor) else leaf)
 
     @staticmethod
     def collect_shards(obj: Any) -> dict[str, list[Any]]:
         """The shards that obj refers to, by the worker that has them."""
         found: dict[str, list[Any]] = {}
-        for tensor in _within(obj):
-            found.setdefault(tensor.shard.node_addr, []).append(tensor.shard.shard_id)
+        for leaf in leaves(obj):
+            if isinstance(leaf, RTensor):
+                found.setdefault(leaf.shard.node_addr, []).append(leaf.shard.shard_id)
         return found
 
     @staticmethod
@@ -109,17 +103,6 @@ class RTensor:
 
 
 _JSON = {"Content-Type": "application/json"}
-
-
-def _within(obj: Any) -> Iterator[RTensor]:
-    if isinstance(obj, RTensor):
-        yield obj
-    elif isinstance(obj, dict):
-        for value in obj.values():
-            yield from _within(value)
-    elif isinstance(obj, (list, tuple)):
-        for value in obj:
-            yield from _within(value)
 
 
 def _read(request: Any) -> bytes:
@@ -174,8 +157,4 @@ def home() -> Any:
     """The module that has RTensor and the shards: AReaL's, or this one."""
     if not INSTALLED:
         return sys.modules[__name__]
-    from areal.infra.rpc import (  # type: ignore[import-not-found, unused-ignore]
-        rtensor,
-    )
-
-    return rtensor
+    return part("infra.rpc.rtensor")

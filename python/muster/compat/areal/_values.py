@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from . import _tensors
+from ._trees import mapped
 
 
 @dataclass
@@ -26,38 +27,46 @@ class Shard:
     dtype: str
 
 
-def pack(value: Any, tuples: bool = True) -> Any:
+def pack(value: Any, lists: bool = True) -> Any:
     """What is sent in the place of a value: the value itself where nothing in it has to change."""
-    if isinstance(value, dict):
-        packed = {key: pack(entry, tuples) for key, entry in value.items()}
-        same = all(packed[key] is entry for key, entry in value.items())
-        return value if same else packed
-    if isinstance(value, (list, tuple)):
-        entries = [pack(entry, tuples) for entry in value]
-        if isinstance(value, tuple) and tuples:
-            return entries
-        same = all(after is before for after, before in zip(entries, value, strict=True))
-        return value if same else entries
-    if isinstance(value, subprocess.Popen):
-        return None
-    if is_dataclass(value) and not isinstance(value, type):
-        return _pack_dataclass(value)
-    return value
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, subprocess.Popen):
+            return None
+        shard = getattr(leaf, "shard", None)
+        if shard is None or type(leaf).__name__ != "RTensor":
+            return _each_field(
+                leaf, lambda entry: pack(entry, lists=False)
+            )  # tuples are meant there
+        if not leaf.data.is_meta:
+            return leaf.data  # the rows are here already, so they go along
+        return Shard(shard.shard_id, shard.node_addr, list(leaf.shape), str(leaf.dtype))
+
+    return mapped(value, change, lists)
 
 
-def _pack_dataclass(value: Any) -> Any:
-    shard = getattr(value, "shard", None)
-    if shard is not None and type(value).__name__ == "RTensor":
-        data = value.data
-        if not data.is_meta:
-            return data  # the rows are here already, so they go along
-        return Shard(shard.shard_id, shard.node_addr, list(data.shape), str(data.dtype))
-    return _each_field(value, lambda entry: pack(entry, tuples=False))  # tuples are meant there
+def unpack(value: Any) -> Any:
+    """The other way round: shards are AReaL's RTensors again."""
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, Shard):
+            return _each_field(leaf, unpack)
+        import torch
+
+        home = _tensors.home()
+        dtype = getattr(torch, leaf.dtype.removeprefix("torch."))
+        data = torch.empty(leaf.shape, dtype=dtype, device="meta")
+        where = home.TensorShardInfo(shard_id=leaf.shard_id, node_addr=leaf.node_addr)
+        return home.RTensor(shard=where, data=data)
+
+    return mapped(value, change)
 
 
 def _each_field(value: Any, change: Callable[[Any], Any]) -> Any:
     """A dataclass with changed fields; itself where none changes."""
     made = value
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
     for entry in fields(value):
         before = getattr(value, entry.name, None)
         after = change(before)
@@ -66,25 +75,3 @@ def _each_field(value: Any, change: Callable[[Any], Any]) -> Any:
                 made = copy.copy(value)
             object.__setattr__(made, entry.name, after)
     return made
-
-
-def unpack(value: Any) -> Any:
-    """The other way round: shards are AReaL's RTensors again."""
-    if isinstance(value, Shard):
-        import torch
-
-        home = _tensors.home()
-        dtype = getattr(torch, value.dtype.removeprefix("torch."))
-        data = torch.empty(value.shape, dtype=dtype, device="meta")
-        where = home.TensorShardInfo(shard_id=value.shard_id, node_addr=value.node_addr)
-        return home.RTensor(shard=where, data=data)
-    if isinstance(value, dict):
-        unpacked = {key: unpack(entry) for key, entry in value.items()}
-        return value if all(unpacked[key] is value[key] for key in value) else unpacked
-    if isinstance(value, list):
-        entries = [unpack(entry) for entry in value]
-        same = all(after is before for after, before in zip(entries, value, strict=True))
-        return value if same else entries
-    if is_dataclass(value) and not isinstance(value, type):
-        return _each_field(value, unpack)
-    return value

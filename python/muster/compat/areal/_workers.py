@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import subprocess
 from dataclasses import dataclass, field
@@ -16,14 +17,17 @@ from typing import Any
 
 from ... import _errors
 from ..._handles import WorkerHandle
-from . import _api, _client, _engines, _http, _json, _values
+from . import _api, _client, _engines, _json, _values, guard
 from ._client import Again, Refusal
+
+logger = logging.getLogger("MusterScheduler")
 
 _CREATE_SECONDS = 300.0
 _ENV_SECONDS = 30.0
 _FORK_SECONDS = 120.0
-#: Seconds that a process has between SIGTERM, in which engines are destroyed, and SIGKILL.
-GRACE = 3.0
+#: Seconds that a process has between SIGTERM, in which engines are destroyed, and SIGKILL; what
+#: it has started itself has three.
+GRACE = 4.0
 
 
 @dataclass
@@ -141,9 +145,9 @@ class WorkerInfo:
 
     def _request(self, path: str, body: Any, timeout: float) -> _client.Request:
         # What cannot be sent is told here.
-        data = json.dumps(body, default=_http.plain).encode()
+        data = json.dumps(body, default=guard.plain).encode()
         return _client.Request(
-            f"http://{_client.join(self.worker.ip, self.port)}{path}", data, timeout
+            f"http://{guard.join(self.worker.ip, self.port)}{path}", data, timeout
         )
 
 
@@ -243,35 +247,47 @@ def failed(worker_id: str, error: _errors.MusterError) -> Exception:
     return _api.WorkerFailedError(worker_id, code, "\n".join(error.logs))
 
 
-def reason_of(info: WorkerInfo, method: str, attempt: int, error: Exception) -> str:
-    """Why a call that may be tried again did not succeed; raises for one that may not.
+class Attempts:
+    """The attempts of one call: what the user's code raised is never tried again; what did not
+    reach it, or not in time, is, after a pause that doubles."""
 
-    What the user's code raised is never tried again; what did not reach it, or
-    not in time, is.
-    """
-    if isinstance(error, Again):
-        return str(error)
-    if isinstance(error, Refusal):
-        raise _api.EngineCallError(info.id, method, str(error), attempt) from error
-    if isinstance(error, _engines.UnknownEngineError):
-        return f"HTTP 404: {_first(error)}"
-    if isinstance(error, _engines.UnknownMethodError):
-        raise _api.EngineCallError(info.id, method, _first(error), attempt) from error
-    if isinstance(error, _errors.RemoteError):
-        reason = f"Engine method '{method}' failed: {_first(error)}"
-        raise _api.EngineCallError(info.id, method, reason, attempt) from error
-    if isinstance(error, _errors.WorkerDiedError):
-        raise failed(info.id, error) from error
-    if isinstance(error, _errors.DeadlineError):
-        return f"Timeout: {error}"
-    if isinstance(error, (_errors.NodeLostError, _errors.HeadLostError)):
-        return f"Connection error: {error}"
-    if isinstance(error, _errors.MusterError):
-        raise _api.EngineCallError(info.id, method, str(error), attempt) from error
-    raise error
+    def __init__(self, info: WorkerInfo, method: str, most: int, delay: float) -> None:
+        self._info, self._method, self._most, self._delay = info, method, most, delay
+        self._number = 1
+        if most < 1:
+            raise _api.EngineCallError(info.id, method, "no attempts", most)
 
+    def failed(self, error: Exception) -> float:
+        """Seconds until the next attempt; raises where there is none."""
+        reason = self._reason(error)
+        if self._number >= self._most:
+            raise _api.EngineCallError(self._info.id, self._method, reason, self._number)
+        pause = self._delay * 2 ** (self._number - 1)
+        logger.warning(
+            "%s on %s did not succeed (attempt %d of %d): %s; again in %.1f s",
+            *(self._method, self._info.id, self._number, self._most, reason, pause),
+        )
+        self._number += 1
+        return float(pause)
 
-def _first(error: BaseException) -> str:
-    """What was raised, without the remote traceback, which its cause has."""
-    message = getattr(error, "message", None)
-    return str(message if message is not None else error) or type(error).__name__
+    def _reason(self, error: Exception) -> str:
+        """Why a call that may be tried again did not succeed; raises for one that may not."""
+        if isinstance(error, Again):
+            return str(error)
+        if isinstance(error, _engines.UnknownEngineError):
+            return f"HTTP 404: {_engines.said(error)}"
+        if isinstance(error, _errors.DeadlineError):
+            return f"Timeout: {error}"
+        if isinstance(error, (_errors.NodeLostError, _errors.HeadLostError)):
+            return f"Connection error: {error}"
+        if isinstance(error, _errors.WorkerDiedError):
+            raise failed(self._info.id, error) from error
+        if isinstance(error, _engines.UnknownMethodError):
+            reason = _engines.said(error)
+        elif isinstance(error, _errors.RemoteError):
+            reason = f"Engine method '{self._method}' failed: {_engines.said(error)}"
+        elif isinstance(error, (Refusal, _errors.MusterError)):
+            reason = str(error)
+        else:
+            raise error
+        raise _api.EngineCallError(self._info.id, self._method, reason, self._number) from error

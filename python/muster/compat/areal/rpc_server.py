@@ -13,12 +13,12 @@ import queue
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import fields
 from typing import Any
 
-from ._host import Host, Identity, announce
+from ._host import Host, announce
+from .guard import GuardState
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,19 +28,14 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--host", default="0.0.0.0", help="the address to listen on")
     made.add_argument("--port", type=int, default=0, help="0: any that is free")
-    made.add_argument("--experiment-name", required=True)
-    made.add_argument("--trial-name", required=True)
-    made.add_argument("--role", required=True)
+    for name in ("--experiment-name", "--trial-name", "--role"):
+        made.add_argument(name, required=True)
     made.add_argument("--worker-index", type=int, default=-1)
     made.add_argument("--name-resolve-type", default="nfs")
     made.add_argument("--nfs-record-root", default="/tmp/areal/name_resolve")
     made.add_argument("--etcd3-addr", default="localhost:2379")
-    made.add_argument("--fileroot", default=None)
+    made.add_argument("--fileroot")
     return made
-
-
-#: Which of the arguments say who the worker is.
-_WHO = {field.name for field in fields(Identity)}
 
 
 #: How often the main thread leaves the kernel: a signal that comes right before it waits is heard
@@ -51,24 +46,26 @@ _LOOKS = 0.5
 class EngineThread:
     """The main thread, which runs what others leave for it."""
 
-    def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._work: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Any]]]
+        self._work = queue.SimpleQueue()
 
-    def run(self, work: Callable[[], Any]) -> Any:
-        """Have something run, and wait for it; from any other thread."""
+    def ask(self, method: str, *args: Any) -> Any:
+        """Have a method of the host run, and wait for it; from any other thread."""
         done: Future[Any] = Future()
-        self._work.put((work, done))
+        self._work.put((method, args, done))
         return done.result()
 
     def serve(self) -> None:
         """Run what comes, until SystemExit."""
         while True:
             try:
-                work, done = self._work.get(timeout=_LOOKS)
+                method, args, done = self._work.get(timeout=_LOOKS)
             except queue.Empty:
                 continue
             try:
-                done.set_result(work())
+                done.set_result(getattr(self._host, method)(*args))
             except Exception as error:
                 done.set_exception(error)
 
@@ -79,16 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     index = int(os.environ.get("SLURM_PROCID", given.worker_index))
     if index < 0:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
+    said = {**vars(given), "worker_index": index}
+    bind, port = said.pop("host"), said.pop("port")
     host = Host()
-    said = {name: value for name, value in vars(given).items() if name in _WHO}
-    host.identity = Identity(index=index, **said)
+    thread = EngineThread(host)
+    host.state, host.ask = GuardState(**said, host=host), thread.ask
     signal.signal(signal.SIGTERM, _leave)
-    thread = EngineThread()
-    named = _own_address() if given.host in ("0.0.0.0", "::") else given.host
-    host.serve(given.host, given.port, thread.run, named)
+    host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
     host.warm()
-    announce(host.identity, host.node_addr)
-    sys.stderr.write(f"{given.role}/{index} serves on {host.node_addr}\n")
+    announce(host.state, host.state.node_addr)
+    sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
     try:
         thread.serve()
     except (SystemExit, KeyboardInterrupt):

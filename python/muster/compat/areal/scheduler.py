@@ -28,18 +28,19 @@ from ..._config import WorkerConfig
 from ..._refs import get
 from . import _api, _environment, _pools, _specs
 from ._areal import INSTALLED
-from ._client import Again, Refusal, join
-from ._host import Host, Identity, Opening, announce
+from ._client import Again, Refusal
+from ._host import Host, Opening, announce
 from ._logs import RoleLogs, open_logs
 from ._workers import (
     GRACE,
+    Attempts,
     Command,
     Native,
     WorkerInfo,
     failed,
     read_log_tail,
-    reason_of,
 )
+from .guard import Identity, NoPortsError, join
 
 __all__ = ["MusterScheduler", "WorkerInfo"]
 
@@ -51,7 +52,7 @@ _counter = itertools.count()
 #: What every worker needs; AReaL and what it imports come once the environment is complete.
 _PRELOAD = (
     "muster.compat.areal._host",
-    "muster.compat.areal._http",
+    "muster.compat.areal._blueprints",
     # AReaL imports it first, and it takes longest.
     *(("torch",) if INSTALLED and find_spec("torch") is not None else ()),
 )
@@ -104,7 +105,8 @@ class MusterScheduler(_api.Scheduler):
         self.log_dir.mkdir(parents=True, exist_ok=True)
         _environment.begin_trial(self)
         self._per_node: int | None = per_node
-        self._chosen = _pools.Chosen(self._devices) if self._devices else None
+        self._named = _pools.Named(self._devices) if self._devices else None
+        self._gpu_counter = 0
         self._suffix = f".{number}" if (number := next(_counter)) else ""
         self._logs: RoleLogs | None = None
         self._workers: dict[str, list[WorkerInfo]] = {}
@@ -143,22 +145,19 @@ class MusterScheduler(_api.Scheduler):
     def create_workers(self, job: Any, *args: Any, **kwargs: Any) -> list[str]:
         """Start a role's workers; returns their ids, ``role/index``."""
         role, count = job.role, job.replicas
-        if role in self._workers or role in self._colocated_roles:
-            raise _api.WorkerCreationError(
-                role, "Worker group already exists", f"call delete_workers({role!r}) first"
-            )
+        self._refuse_another(role)
         if count < 1:
             raise _api.WorkerCreationError(
                 role, "Invalid configuration", "replicas must be greater than 0"
             )
-        specs = _specs.spread(role, count, list(job.tasks or []))
+        specs = self._prepare_worker_specs(role, count, list(job.tasks or []))
         strategy = job.scheduling_strategy
         kind = _api.SchedulingStrategyType(strategy.type)
         if kind == _api.SchedulingStrategyType.colocation:
             return self._colocate(role, count, strategy)
         commands = [_specs.command(role, spec) for spec in specs]
         per_node = self.n_gpus_per_node if any(spec.gpu for spec in specs) else 0
-        shares = _pools.shares(role, specs, per_node, self._chosen)
+        shares = _pools.shares(role, specs, per_node, self._named, self._allocate_gpus)
         self._shares[role] = shares
         openings = [
             Opening(
@@ -171,6 +170,24 @@ class MusterScheduler(_api.Scheduler):
         ]
         self._start(role, shares, openings)
         return [info.id for info in self._workers[role]]
+
+    _prepare_worker_specs = staticmethod(_specs.spread)
+
+    def _refuse_another(self, role: str) -> None:
+        if role in self._workers or role in self._colocated_roles:
+            raise _api.WorkerCreationError(
+                role, "Worker group already exists", f"call delete_workers({role!r}) first"
+            )
+
+    def _allocate_gpus(self, num_gpus: int) -> list[int]:
+        """The next of the GPUs that were named: in turn, and again when all have been given."""
+        devices, first = self.gpu_devices, self._gpu_counter
+        if num_gpus > len(devices):
+            raise _api.GPUAllocationError(
+                f"Requested {num_gpus} GPUs but only {len(devices)} available"
+            )
+        self._gpu_counter += num_gpus
+        return [devices[place % len(devices)] for place in range(first, self._gpu_counter)]
 
     def _colocate(self, role: str, count: int, strategy: Any) -> list[str]:
         target = strategy.target
@@ -199,10 +216,7 @@ class MusterScheduler(_api.Scheduler):
         owner = self._owner(target_role)
         if owner is None:
             raise _api.WorkerNotFoundError(f"Target role '{target_role}' not found for fork")
-        if role in self._workers or role in self._colocated_roles:
-            raise _api.WorkerCreationError(
-                role, "Worker group already exists", f"call delete_workers({role!r}) first"
-            )
+        self._refuse_another(role)
         targets = self._workers[owner]
         self._check_worker_health(owner)
         near = [target for target in targets if isinstance(target, Command)]
@@ -315,7 +329,12 @@ class MusterScheduler(_api.Scheduler):
         log = str(self.log_dir / f"{role}.log")
         each = len(share.mapping or ()) // len(handles)
         for place, index in enumerate(share.indices):
-            ports = [str(port) for port in get(started[place])]
+            try:
+                ports = [str(port) for port in get(started[place])]
+            except NoPortsError as error:
+                raise _api.WorkerCreationError(
+                    role, f"Resource allocation failed for worker {index}", str(error)
+                ) from _api.PortAllocationError(str(error))
             worker = _api.Worker(
                 id=f"{role}/{index}", ip=openings[index].address, worker_ports=ports
             )
@@ -400,6 +419,8 @@ class MusterScheduler(_api.Scheduler):
             for each in [*self._colocated_roles, *self._workers]:
                 if each in self._colocated_roles or each in self._workers:
                     self.delete_workers(each)
+            if self._named is not None:
+                self._named.release()
             if self._logs is not None:
                 self._logs.close()
                 self._logs = None
@@ -483,15 +504,13 @@ class MusterScheduler(_api.Scheduler):
         """Call a method of an engine and wait for its result."""
         info = self._find(worker_id)
         call = (engine_name or worker_id, method, args, kwargs, rpc_meta, http_timeout)
-        reason = ""
-        for attempt in range(1, max_retries + 1):
+        attempts = Attempts(info, method, max_retries, retry_delay)
+        while True:
             try:
                 return info.wait(info.call(*call))
             except Exception as error:
-                reason = reason_of(info, method, attempt, error)
-            if attempt < max_retries:
-                time.sleep(_pause(info, method, attempt, max_retries, retry_delay, reason))
-        raise _api.EngineCallError(worker_id, method, reason or "no attempts", max_retries)
+                pause = attempts.failed(error)
+            time.sleep(pause)
 
     async def async_call_engine(
         self,
@@ -508,16 +527,13 @@ class MusterScheduler(_api.Scheduler):
         """Call a method of an engine and await its result, in any event loop."""
         info = self._find(worker_id)
         call = (engine_name or worker_id, method, args, kwargs, rpc_meta, http_timeout)
-        reason = ""
-        for attempt in range(1, max_retries + 1):
+        attempts = Attempts(info, method, max_retries, retry_delay)
+        while True:
             try:
                 return await info.awaited(info.call(*call))
             except Exception as error:
-                reason = reason_of(info, method, attempt, error)
-            if attempt < max_retries:
-                pause = _pause(info, method, attempt, max_retries, retry_delay, reason)
-                await asyncio.sleep(pause)
-        raise _api.EngineCallError(worker_id, method, reason or "no attempts", max_retries)
+                pause = attempts.failed(error)
+            await asyncio.sleep(pause)
 
     # --- who is where ----------------------------------------------------
 
@@ -552,7 +568,7 @@ class MusterScheduler(_api.Scheduler):
     def _identity(self, role: str, index: int) -> Identity:
         return Identity(
             role=role,
-            index=index,
+            worker_index=index,
             experiment_name=str(self.experiment_name),
             trial_name=str(self.trial_name),
             name_resolve_type=self.name_resolve_type,
@@ -578,20 +594,3 @@ def _beside(targets: list[Command]) -> list[_pools.Share]:
 
 def _ports(infos: list[WorkerInfo]) -> set[int]:
     return {int(port) for info in infos for port in info.worker.worker_ports}
-
-
-def _pause(
-    info: WorkerInfo, method: str, attempt: int, attempts: int, delay: float, reason: str
-) -> float:
-    """How long to wait before the next attempt: twice as long each time."""
-    pause: float = delay * 2 ** (attempt - 1)
-    logger.warning(
-        "%s on %s did not succeed (attempt %d of %d): %s; again in %.1f s",
-        method,
-        info.id,
-        attempt,
-        attempts,
-        reason,
-        pause,
-    )
-    return pause

@@ -1,0 +1,146 @@
+"""What a worker's server answers beyond a guard's: engines, and tensors that lie in it.
+
+Whatever concerns engines is asked of the host, on the one thread that runs them, as
+controllers ask it. Tensors are given and taken beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _engines, _json, _tensors, _values
+from ._engines import said
+from .guard import GuardState, Refused, Routes, needed, set_env
+
+# --- engines ------------------------------------------------------------------------
+
+
+def _health(state: GuardState, _: Any) -> Any:
+    names = list(state.host.engines())
+    return {
+        "status": "healthy",
+        "engine_count": len(names),
+        "engines": names,
+        "forked_children": len(state.forked_children),
+    }
+
+
+def _configure(state: GuardState, data: Any) -> Any:
+    """Take the experiment's configuration, of which workers need the seed."""
+    given, rank = needed(data, "config"), needed(data, "rank")
+    config = _read(state, given)
+    if isinstance(config, dict):  # also one of a class that is not known here
+        seed = config.get("seed", (config.get("data") or {}).get("seed"))
+    else:
+        seed = getattr(config, "seed", None)
+    if seed is None:
+        raise Refused(400, "'config' has no seed")
+    state.host.ask("configure", seed, rank)
+    return {"status": "success", "message": "Worker configured.", "result": None}
+
+
+def _create_engine(state: GuardState, data: Any) -> Any:
+    path, name = needed(data, "engine", str), needed(data, "engine_name", str)
+    args = _read(state, data.get("init_args") or [])
+    kwargs = _read(state, data.get("init_kwargs") or {})
+    try:
+        state.host.ask("make_engine", path, name, _values.pack(args), _values.pack(kwargs))
+    except (_engines.EngineExistsError, _engines.EngineTypeError) as error:
+        raise Refused(400, said(error)) from None
+    except Exception as error:
+        if getattr(error, "code", "") == "import":
+            raise Refused(400, f"Failed to import engine '{path}': {said(error)}") from None
+        raise Refused(500, f"Failed to instantiate engine: {said(error)}") from error
+    message = f"Engine '{name}' created and initialized"
+    return {"status": "success", "message": message, "engine_name": name, "result": None}
+
+
+def _call(state: GuardState, data: Any) -> Any:
+    """Call an engine; tensors that it returns stay here, and are named."""
+    method, name = needed(data, "method", str), needed(data, "engine_name", str)
+    args = _values.pack(_read(state, data.get("args") or []))
+    kwargs = _values.pack(_read(state, data.get("kwargs") or {}))
+    try:
+        result = state.host.ask("run_engine", name, method, args, kwargs, data.get("rpc_meta"))
+    except _engines.UnknownEngineError as error:
+        raise Refused(404, said(error)) from None
+    except _engines.UnknownMethodError as error:
+        raise Refused(400, said(error)) from None
+    except Exception as error:
+        raise Refused(500, f"Engine method '{method}' failed: {said(error)}") from error
+    return {"status": "success", "result": _json.serialize_value(_values.unpack(result))}
+
+
+def _read(state: GuardState, value: Any) -> Any:
+    """A value of a request."""
+    _warm(state)
+    return _json.deserialize_value(value)
+
+
+def _warm(state: GuardState) -> None:
+    """What values and tensors need is imported first, where engines are."""
+    if not state.host.is_warm:
+        state.host.ask("warm")
+
+
+engine_bp: Routes = {
+    ("GET", "/health"): _health,
+    ("POST", "/configure"): _configure,
+    ("POST", "/set_env"): set_env,
+    ("POST", "/create_engine"): _create_engine,
+    ("POST", "/call"): _call,
+}
+
+
+# --- tensors ------------------------------------------------------------------------
+
+
+def _store(state: GuardState, data: Any) -> Any:
+    _home(state).store(data["name"], _read(state, data["value"]))
+    return {"status": "ok", "shard_id": data["name"]}
+
+
+def _home(state: GuardState) -> Any:
+    _warm(state)
+    return _tensors.home()
+
+
+def _shard(state: GuardState, data: Any) -> Any:
+    try:
+        return _json.serialize_value(_home(state).fetch(data["name"]))
+    except KeyError:
+        raise Refused(404, f"Shard {data['name']} not found") from None
+
+
+def _shards(state: GuardState, data: Any) -> Any:
+    home, found, missing = _home(state), [], []
+    for shard in _ids(data):
+        try:
+            found.append(home.fetch(shard))
+        except KeyError:
+            missing.append(shard)
+    if missing:
+        said = "One or more requested shards were not found"
+        raise Refused(400, said, missing_shard_ids=missing)
+    return _json.serialize_value(found)
+
+
+def _clear(state: GuardState, data: Any) -> Any:
+    home = _home(state)
+    count = sum(home.remove(shard) for shard in _ids(data))
+    return {"status": "ok", "cleared_count": count, **home.storage_stats()}
+
+
+def _ids(data: Any) -> list[str]:
+    ids = data.get("shard_ids")
+    if not isinstance(ids, list) or not all(isinstance(entry, str) for entry in ids):
+        raise Refused(400, "'shard_ids' must be a list")
+    return ids
+
+
+data_bp: Routes = {
+    ("PUT", "/data/*"): _store,
+    ("GET", "/data/*"): _shard,
+    ("POST", "/data/batch"): _shards,
+    ("DELETE", "/data/clear"): _clear,
+}

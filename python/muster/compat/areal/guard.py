@@ -1,0 +1,454 @@
+"""AReaL's guard: what a worker's process does for others, by HTTP.
+
+It hands out ports, and starts and ends processes beside itself, which have its
+environment and end with it. `create_app` is what it answers; a worker's server
+adds engines and tensors to that (`_blueprints`). Names, fields and replies are
+AReaL's. There is no authentication, as its clients know none: a server binds the
+address that its worker is reached at and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partialmethod
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import muster
+
+
+@dataclass
+class Identity:
+    """Which worker of which experiment this is, and where its files are."""
+
+    role: str = ""
+    worker_index: int = -1
+    experiment_name: str | None = None
+    trial_name: str | None = None
+    name_resolve_type: str | None = None
+    nfs_record_root: str | None = None
+    etcd3_addr: str | None = None
+    fileroot: str | None = None
+    log_dir: str | None = None
+
+    def arguments(self, port: int) -> list[str]:
+        """What a command is told: AReaL's servers all take these."""
+        said = {"port": port, **{name: getattr(self, name) for name in _TOLD}}
+        pairs = [("--" + name.replace("_", "-"), value) for name, value in said.items()]
+        return [str(word) for pair in pairs if pair[1] is not None for word in pair]
+
+
+#: What of an identity goes along with every command, in this order.
+_TOLD = (
+    *("experiment_name", "trial_name", "role", "worker_index"),
+    *("name_resolve_type", "nfs_record_root", "etcd3_addr", "fileroot"),
+)
+
+
+@dataclass
+class GuardState(Identity):
+    """What a guard knows."""
+
+    server_host: str = "0.0.0.0"
+    server_port: int = 0
+    allocated_ports: set[int] = field(default_factory=set)
+    forked_children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    forked_children_map: dict[tuple[str, int], subprocess.Popen[bytes]] = field(
+        default_factory=dict
+    )
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    #: Who has the engines, where there are any.
+    host: Any = None
+
+    @property
+    def node_addr(self) -> str:
+        """Where it listens."""
+        return join(self.server_host, self.server_port)
+
+    def logs(self) -> str | None:
+        """The folder of the roles' logs, if there is one."""
+        if self.log_dir or not (self.fileroot and self.experiment_name and self.trial_name):
+            return self.log_dir
+        import getpass
+
+        names = (getpass.getuser(), self.experiment_name, self.trial_name)
+        return os.path.join(self.fileroot, "logs", *names)
+
+
+def join(host: str, port: int) -> str:
+    """An address as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+# --- ports and processes ------------------------------------------------------------
+
+
+class NoPortsError(ValueError):
+    """There are not as many free ports as are wanted."""
+
+
+def find_free_ports(count: int, exclude_ports: Iterable[int] = ()) -> list[int]:
+    """Ports that nobody else gets while this process lives."""
+    found: list[int] = []
+    try:
+        while len(found) < count:
+            held = muster.hold_ports(count - len(found))
+            found += [port for port in held if port not in set(exclude_ports)]
+    except OSError as error:
+        raise NoPortsError(f"cannot hold {count} ports: {error}") from error
+    return found
+
+
+class Logs:
+    """A role's log and the merged one, with the role before each line."""
+
+    def __init__(self, folder: str | None, role: str) -> None:
+        self.files: list[tuple[str, str]] = []  # path, prefix
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.files = [
+                (os.path.join(folder, f"{role}.log"), ""),
+                (os.path.join(folder, "merged.log"), f"[{role}] "),
+            ]
+
+    def write(self, lines: Sequence[str]) -> None:
+        """Append whole lines; each file gets them in one write, so that writers do not mix."""
+        for path, prefix in self.files:
+            text = "".join(f"{prefix}{line}\n" for line in lines)
+            try:
+                with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(text)
+            except OSError as error:  # a full disk is no reason to end
+                sys.stderr.write(f"cannot write {path}: {error}\n")
+                self.files = []
+                return
+
+
+class _Fork(subprocess.Popen[bytes]):
+    """A process of a group of its own, whose output goes to a role's logs and to ours."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
+        super().__init__(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._pump = threading.Thread(target=self._copy, args=(logs,), daemon=True)
+        self._pump.start()
+
+    def _copy(self, logs: Logs) -> None:
+        assert self.stdout is not None
+        for raw in self.stdout:
+            line = raw.decode("utf-8", "backslashreplace").rstrip("\n")
+            sys.stdout.write(line + "\n")
+            logs.write([line])
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end, and for its last lines."""
+        code = super().wait(timeout)
+        self._pump.join(1.0)
+        return code
+
+
+def run_with_streaming_logs(
+    cmd: Sequence[str], logs: Logs, *, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process whose output goes to a role's logs."""
+    return _Fork(cmd, env, logs)
+
+
+def kill_process_tree(pid: int, timeout: float = 3, graceful: bool = True) -> None:
+    """End a child that leads a group, and the group: SIGTERM, and SIGKILL for who is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if graceful:
+            os.killpg(pid, signal.SIGTERM)
+            child = os.pidfd_open(pid)
+            try:
+                select.select([child], [], [], timeout)
+            finally:
+                os.close(child)
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """End a process that was started here; it is gone on return."""
+    if child.poll() is None:
+        kill_process_tree(child.pid, timeout=3, graceful=True)
+        child.wait()
+
+
+def cleanup_forked_children(state: GuardState) -> None:
+    """End every process that a guard has started, side by side."""
+
+    def one(child: subprocess.Popen[bytes]) -> None:
+        try:
+            end(child)
+        except Exception as error:
+            sys.stderr.write(f"process {child.pid} could not be ended: {error}\n")
+
+    with state.lock:
+        children, state.forked_children = state.forked_children, []
+        state.forked_children_map = {}
+    threads = [threading.Thread(target=one, args=(child,)) for child in children]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment, with which a program finds the modules that this one finds."""
+    made = {**os.environ, **(env or {})}
+    paths = [*made.get("PYTHONPATH", "").split(os.pathsep), os.getcwd(), *sys.path]
+    made["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    return made
+
+
+# --- what it is asked ---------------------------------------------------------------
+
+
+class Refused(Exception):
+    """A request that cannot be served, with its status."""
+
+    def __init__(self, status: int, said: str, **more: Any) -> None:
+        super().__init__(said)
+        self.status, self.reply = (
+            status,
+            {"status": "error", "error": said, "message": said, **more},
+        )
+
+
+_KINDS = {str: "a text", int: "a whole number", dict: "a dictionary", list: "a list"}
+
+
+def needed(data: Mapping[str, Any], key: str, kind: type = object) -> Any:
+    """A field of a request."""
+    value = data.get(key)
+    if value is None or value == "":
+        raise Refused(400, f"Missing '{key}' field in request")
+    if not isinstance(value, kind):
+        raise Refused(400, f"'{key}' must be {_KINDS[kind]}")
+    return value
+
+
+def _health(state: GuardState, _: Any) -> Any:
+    return {"status": "healthy", "forked_children": len(state.forked_children)}
+
+
+def _alloc_ports(state: GuardState, data: Any) -> Any:
+    count = needed(data, "count", int)
+    if isinstance(count, bool) or count <= 0:
+        raise Refused(400, "'count' must be a positive integer")
+    with state.lock:
+        ports = find_free_ports(count, exclude_ports=set(state.allocated_ports))
+        state.allocated_ports.update(ports)
+    return {"status": "success", "ports": ports, "host": state.server_host}
+
+
+def _fork(state: GuardState, data: Any) -> Any:
+    """Start a process with this one's environment; whoever asks waits for it."""
+    key = needed(data, "role", str), needed(data, "worker_index", int)
+    command = [str(word) for word in needed(data, "raw_cmd", list)]
+    _take(state, key)  # one that has its place
+    child = run_with_streaming_logs(
+        command, Logs(state.logs(), key[0]), env=child_environment(data.get("env"))
+    )
+    with state.lock:
+        state.forked_children.append(child)
+        state.forked_children_map[key] = child
+    return {"status": "success", "host": state.server_host, "pid": child.pid}
+
+
+def _kill_forked_worker(state: GuardState, data: Any) -> Any:
+    key = needed(data, "role", str), needed(data, "worker_index", int)
+    child = _take(state, key)
+    who = f"forked worker {key[0]}/{key[1]}"
+    if child is None:
+        raise Refused(404, f"{who.capitalize()} not found")
+    return {"status": "success", "message": f"Killed {who} (pid={child.pid})"}
+
+
+def _take(state: GuardState, key: tuple[str, int]) -> subprocess.Popen[bytes] | None:
+    """End a process, if there is one."""
+    with state.lock:
+        child = state.forked_children_map.pop(key, None)
+        if child is None:
+            return None
+        if child in state.forked_children:
+            state.forked_children.remove(child)
+    end(child)
+    return child
+
+
+def set_env(_: GuardState, data: Any) -> Any:
+    """Change the environment at once, whatever runs, for engines and processes to come."""
+    env = needed(data, "env", dict)
+    os.environ.update({str(key): str(value) for key, value in env.items()})
+    return {"status": "success"}
+
+
+def _configure(_: GuardState, __: Any) -> Any:
+    return {"status": "ok"}  # there is nothing that would need it
+
+
+#: What serves a request: its verb and path, and what is done with the guard and its fields.
+Routes = dict[tuple[str, str], Callable[[GuardState, Any], Any]]
+
+_GUARD: Routes = {
+    ("GET", "/health"): _health,
+    ("POST", "/alloc_ports"): _alloc_ports,
+    ("POST", "/fork"): _fork,
+    ("POST", "/kill_forked_worker"): _kill_forked_worker,
+    ("POST", "/set_env"): set_env,
+    ("POST", "/configure"): _configure,
+}
+
+
+class App:
+    """Answers requests by its routes; what Flask calls it is what it is called here."""
+
+    def __init__(self, name: str = "") -> None:
+        self.config: dict[str, Any] = {}
+        self._routes: Routes = {}
+
+    def register_blueprint(self, routes: Routes) -> None:
+        """Serve more; a route that is there already is replaced."""
+        self._routes |= routes
+
+    def answer(self, verb: str, path: str, body: bytes) -> tuple[int, bytes]:
+        """The status of a reply, and its JSON."""
+        try:
+            return 200, json.dumps(self._serve(verb, path, body), default=plain).encode()
+        except Refused as error:
+            refused, cause = error, error.__cause__
+        except Exception as error:
+            refused, cause = Refused(500, f"Internal server error: {error}"), error
+        if cause is not None:  # what an engine raised belongs in the log, as a whole
+            sys.stderr.write("".join(traceback.format_exception(cause)))
+        return refused.status, json.dumps(refused.reply).encode()
+
+    def _serve(self, verb: str, path: str, body: bytes) -> Any:
+        folder, _, last = path.rpartition("/")
+        serve = self._routes.get((verb, path))
+        one = self._routes.get((verb, f"{folder}/*"))
+        if serve is None and one is None:
+            raise Refused(404, f"there is no {verb} {path} here")
+        try:
+            data = {} if verb == "GET" else json.loads(body or b"null")
+        except ValueError:
+            data = None
+        if data is not None and serve is None:
+            serve, data = one, {"name": last, "value": data}
+        if serve is None or not isinstance(data, dict):
+            raise Refused(400, "Invalid JSON in request body")
+        return serve(self.config["guard_state"], data)
+
+    def test_client(self) -> Client:
+        """Who asks without a socket."""
+        return Client(self)
+
+
+@dataclass
+class Answer:
+    """What a `Client` gets."""
+
+    status_code: int
+    data: bytes
+
+    def get_json(self) -> Any:
+        """The reply."""
+        return json.loads(self.data)
+
+
+@dataclass
+class Client:
+    """Asks an app, for tests."""
+
+    app: App
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def open(
+        self, verb: str, path: str, *, json: Any = None, data: str = "", content_type: str = ""
+    ) -> Answer:
+        """Have a request answered."""
+        from json import dumps
+
+        body = data if json is None else dumps(json)
+        return Answer(*self.app.answer(verb, path, body.encode()))
+
+    get = partialmethod(open, "GET")
+    post = partialmethod(open, "POST")
+    put = partialmethod(open, "PUT")
+    delete = partialmethod(open, "DELETE")
+
+
+def create_app(state: GuardState) -> App:
+    """What a guard answers."""
+    app = App("guard")
+    app.config["guard_state"] = state
+    app.register_blueprint(_GUARD)
+    return app
+
+
+def plain(value: Any) -> Any:
+    """What JSON does not know, as near as it has it: enums, numpy's numbers, paths."""
+    for name in ("item", "value"):
+        if hasattr(value, name):
+            found = getattr(value, name)
+            return found() if callable(found) else found
+    return str(value)
+
+
+def listen(app: App, bind: str, port: int) -> int:
+    """Serve an app by HTTP, requests side by side, on daemon threads; returns the port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, data = app.answer(self.command, self.path.partition("?")[0], body)
+            try:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except ConnectionError:  # who asked did not wait
+                self.close_connection = True
+
+        do_GET = do_POST = do_PUT = do_DELETE = _serve
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are not written down."""
+
+    class Listener(ThreadingHTTPServer):
+        request_queue_size = 128
+        daemon_threads = True
+
+    if ":" in bind:
+        import socket
+
+        Listener.address_family = socket.AF_INET6
+    http = Listener((bind, port), Handler)
+    threading.Thread(target=http.serve_forever, name="areal-http", daemon=True).start()
+    return int(http.server_address[1])
