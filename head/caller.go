@@ -175,18 +175,15 @@ func (c *caller) serve(id uint64, verb string, body []byte) (marshaler, error) {
 			return nil, err
 		}
 		return orError(h.lookForPool(c.ctx, &req))
-	case "pool.release":
+	case "pool.release", "pool.end":
 		var req wire.PoolRelease
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if p := h.pools[req.Pool]; p != nil {
-			p.released = true
-			h.releaseLocked(p)
-			h.notePoolLocked(p)
+		if verb == "pool.end" {
+			h.endUsers(req.Pool)
 		}
+		h.letGo(req.Pool)
 		return &wire.Empty{}, nil
 	case "cluster.create":
 		var req wire.ClusterCreate

@@ -165,6 +165,7 @@ func (h *Head) giveUpLocked(r *restart, last *spec.Error, count int, b *batch) {
 	for _, rank := range r.ranks {
 		h.ordersLocked(h.table.WorkerLost(r.cl.Workers[rank], &e), b)
 	}
+	h.deviceFreeLocked(r.cl)
 	h.noteClusterLocked(r.cl)
 	h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed, %s: %s", ranksText(r.ranks), r.cl.used(count), firstLine(last.Message)))
 	h.progressLocked(wire.Progress{Subject: "cluster " + r.cl.Name, Doing: ranksText(r.ranks) + " could not be restarted", Final: true})

@@ -240,6 +240,7 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 	case !stopping && h.restartLocked(w, &about, b):
 	default:
 		h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
+		h.deviceFreeLocked(w.cluster)
 	}
 	h.endedLocked(lease.Worker(w.Number), w.node.index, b)
 	h.noteSoonLocked(w.cluster)

@@ -681,12 +681,16 @@ func (z Cancelled) Msgsize() (s int) {
 func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(3)
-	var zb0001Mask uint8 /* 3 bits */
+	zb0001Len := uint32(4)
+	var zb0001Mask uint8 /* 4 bits */
 	_ = zb0001Mask
 	if z.Reuse == false {
 		zb0001Len--
 		zb0001Mask |= 0x4
+	}
+	if z.Patience == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x8
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -707,6 +711,11 @@ func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "reuse"
 			o = append(o, 0xa5, 0x72, 0x65, 0x75, 0x73, 0x65)
 			o = msgp.AppendBool(o, z.Reuse)
+		}
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
+			// string "patience"
+			o = append(o, 0xa8, 0x70, 0x61, 0x74, 0x69, 0x65, 0x6e, 0x63, 0x65)
+			o = msgp.AppendFloat64(o, z.Patience)
 		}
 	}
 	return
@@ -748,6 +757,12 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Reuse")
 				return
 			}
+		case "patience":
+			z.Patience, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Patience")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -762,7 +777,7 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterCreate) Msgsize() (s int) {
-	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize
+	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize + 9 + msgp.Float64Size
 	return
 }
 
@@ -2584,9 +2599,9 @@ func (z *Names) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 7
+	// map header, size 8
 	// string "node"
-	o = append(o, 0x87, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+	o = append(o, 0x88, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
 	o, err = z.Node.MarshalMsg(o)
 	if err != nil {
 		err = msgp.WrapError(err, "Node")
@@ -2619,6 +2634,9 @@ func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "trip_s"
 	o = append(o, 0xa6, 0x74, 0x72, 0x69, 0x70, 0x5f, 0x73)
 	o = msgp.AppendFloat64(o, z.TripSec)
+	// string "free"
+	o = append(o, 0xa4, 0x66, 0x72, 0x65, 0x65)
+	o = msgp.AppendInt(o, z.Free)
 	return
 }
 
@@ -2717,6 +2735,12 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "TripSec")
 				return
 			}
+		case "free":
+			z.Free, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Free")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2731,7 +2755,7 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *NodeInfo) Msgsize() (s int) {
-	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why) + 5 + 1 + 5 + msgp.Float64Size + 10 + msgp.Uint64Size + 6 + msgp.BoolSize + 4 + msgp.BoolSize + 9 + msgp.Float64Size + 7 + msgp.Float64Size
+	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why) + 5 + 1 + 5 + msgp.Float64Size + 10 + msgp.Uint64Size + 6 + msgp.BoolSize + 4 + msgp.BoolSize + 9 + msgp.Float64Size + 7 + msgp.Float64Size + 5 + msgp.IntSize
 	return
 }
 
@@ -3340,8 +3364,8 @@ func (z *PlanRequest) Msgsize() (s int) {
 func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(8)
-	var zb0001Mask uint8 /* 8 bits */
+	zb0001Len := uint32(9)
+	var zb0001Mask uint16 /* 9 bits */
 	_ = zb0001Mask
 	if z.CPUs == 0 {
 		zb0001Len--
@@ -3362,6 +3386,10 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Node == "" {
 		zb0001Len--
 		zb0001Mask |= 0x80
+	}
+	if z.Wait == false {
+		zb0001Len--
+		zb0001Mask |= 0x100
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -3405,6 +3433,11 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "node"
 			o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
 			o = msgp.AppendString(o, z.Node)
+		}
+		if (zb0001Mask & 0x100) == 0 { // if not omitted
+			// string "wait"
+			o = append(o, 0xa4, 0x77, 0x61, 0x69, 0x74)
+			o = msgp.AppendBool(o, z.Wait)
 		}
 	}
 	return
@@ -3498,6 +3531,12 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Node")
 				return
 			}
+		case "wait":
+			z.Wait, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Wait")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3519,7 +3558,7 @@ func (z *PoolCreate) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
 		}
 	}
-	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node)
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize
 	return
 }
 
