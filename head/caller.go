@@ -257,13 +257,19 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 	switch verb {
 	case "cluster.describe":
 		return cl.infoLocked(), nil
-	case "cluster.clear", "cluster.kill":
-		workers, act := slices.Clone(cl.workers), h.clear
-		if verb == "cluster.kill" {
-			act = h.kill
+	case "cluster.clear":
+		workers := slices.Clone(cl.workers)
+		h.mu.Unlock()
+		err := h.clear(c.ctx, workers)
+		h.mu.Lock()
+		return &wire.Empty{}, err
+	case "cluster.kill":
+		workers, err := cl.doomedLocked(ref)
+		if err != nil {
+			return nil, err
 		}
 		h.mu.Unlock()
-		err := act(c.ctx, workers)
+		err = h.kill(c.ctx, workers, cmp.Or(ref.Why, "killed, as it was asked for")+c.where())
 		h.mu.Lock()
 		return &wire.Empty{}, err
 	}

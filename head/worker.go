@@ -36,6 +36,7 @@ type worker struct {
 	restarts    int         // how many processes had its rank before
 	try         *try        // it is to take the place of one that died
 	replaced    bool        // another is to take its place
+	final       bool        // it is killed for good: nobody is to take its place
 	engines     []spec.Engine
 	comeback
 }

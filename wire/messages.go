@@ -200,6 +200,12 @@ type ClusterRef struct {
 	// Drain is how many seconds a cluster that is stopped takes no more calls, and
 	// goes on with those that it has; 0: it is stopped at once.
 	Drain float64 `msg:"drain,omitempty"`
+	// Ranks are those that cluster.kill ends; none: all.
+	Ranks []int `msg:"ranks,omitempty"`
+	// Why is what a rank that is killed is said to have been ended by.
+	Why string `msg:"why,omitempty"`
+	// Final: they stay dead, whatever on_failure says.
+	Final bool `msg:"final,omitempty"`
 }
 
 // Names answers the request service.list (Empty): the services that live, sorted.

@@ -1003,8 +1003,8 @@ func (z *ClusterInfo) Msgsize() (s int) {
 func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(4)
-	var zb0001Mask uint8 /* 4 bits */
+	zb0001Len := uint32(7)
+	var zb0001Mask uint8 /* 7 bits */
 	_ = zb0001Mask
 	if z.Kind == "" {
 		zb0001Len--
@@ -1013,6 +1013,18 @@ func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Drain == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x8
+	}
+	if z.Ranks == nil {
+		zb0001Len--
+		zb0001Mask |= 0x10
+	}
+	if z.Why == "" {
+		zb0001Len--
+		zb0001Mask |= 0x20
+	}
+	if z.Final == false {
+		zb0001Len--
+		zb0001Mask |= 0x40
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -1034,6 +1046,24 @@ func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "drain"
 			o = append(o, 0xa5, 0x64, 0x72, 0x61, 0x69, 0x6e)
 			o = msgp.AppendFloat64(o, z.Drain)
+		}
+		if (zb0001Mask & 0x10) == 0 { // if not omitted
+			// string "ranks"
+			o = append(o, 0xa5, 0x72, 0x61, 0x6e, 0x6b, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Ranks)))
+			for za0001 := range z.Ranks {
+				o = msgp.AppendInt(o, z.Ranks[za0001])
+			}
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "why"
+			o = append(o, 0xa3, 0x77, 0x68, 0x79)
+			o = msgp.AppendString(o, z.Why)
+		}
+		if (zb0001Mask & 0x40) == 0 { // if not omitted
+			// string "final"
+			o = append(o, 0xa5, 0x66, 0x69, 0x6e, 0x61, 0x6c)
+			o = msgp.AppendBool(o, z.Final)
 		}
 	}
 	return
@@ -1081,6 +1111,37 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Drain")
 				return
 			}
+		case "ranks":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Ranks")
+				return
+			}
+			if cap(z.Ranks) >= int(zb0002) {
+				z.Ranks = (z.Ranks)[:zb0002]
+			} else {
+				z.Ranks = make([]int, zb0002)
+			}
+			for za0001 := range z.Ranks {
+				z.Ranks[za0001], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Ranks", za0001)
+					return
+				}
+			}
+		case "why":
+			z.Why, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Why")
+				return
+			}
+		case "final":
+			z.Final, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Final")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1095,7 +1156,7 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterRef) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + msgp.Float64Size
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Ranks) * (msgp.IntSize)) + 4 + msgp.StringPrefixSize + len(z.Why) + 6 + msgp.BoolSize
 	return
 }
 

@@ -7,15 +7,15 @@ and what is known of the class; it can be sent to others.
 from __future__ import annotations
 
 import inspect
-import re
 import weakref
+from abc import ABCMeta
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ... import WorkerHandle, _context, _errors, _service, get_cluster
+from ... import WorkerHandle, _context, _errors, _service
 from ..._refs import Ref
-from . import _host, _names, _options, _state
+from . import _host, _names, _options, _state, _workers
 from ._private.async_compat import has_async_methods
 from ._refs import ObjectRef, failed, namespace_of, passed
 from .exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, translate
@@ -149,7 +149,7 @@ class ActorClass(_options.Remote):
 class ActorMethod:
     """A method of an actor: ``method.remote(...)`` calls it."""
 
-    def __init__(self, handle: ActorHandle, name: str, returns: int) -> None:
+    def __init__(self, handle: Any, name: str, returns: int) -> None:
         self._handle = handle
         self._name = name
         self._returns = returns
@@ -167,7 +167,7 @@ class ActorMethod:
         raise TypeError(f"{self._name} is an actor's method: call it by {self._name}.remote()")
 
 
-class ActorHandle:
+class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of workers)
     """A living actor: ``handle.method.remote(...)`` calls it and returns a ref."""
 
     def __init__(self, service: Any, methods: _Methods | None, class_name: str = "") -> None:
@@ -220,7 +220,7 @@ class ActorHandle:
         return ActorMethod(self, name, 1 if methods is None else methods.returns[name])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActorHandle) and self._service == other._service
+        return type(other) is ActorHandle and self._service == other._service
 
     def __hash__(self) -> int:
         return hash(self._service)
@@ -232,6 +232,9 @@ class ActorHandle:
 
     def __repr__(self) -> str:
         return f"Actor({self._class_name or self._service.name}, {self._actor_id.hex()})"
+
+
+ActorHandle.register(WorkerHandle)  # for isinstance: workers of clusters are actors, too
 
 
 def _let_go(connection: Any, number: int) -> None:
@@ -267,14 +270,14 @@ def spread(ref: ObjectRef, returns: int) -> Any:
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
-    """The living actor of that name; or the worker of a cluster, in whatever namespace."""
+    """The living actor of that name; or the worker of a cluster, which is in ROLL's namespace."""
     if not name:
         raise ValueError("get_actor() takes the name of an actor")
     where = namespace_of(namespace)
     try:
         return ActorHandle(_service.get_service(_names.service_name(where, name)), None)
     except _errors.NotFoundError:
-        worker = _worker_named(name)
+        worker = _workers.named(name) if where == _workers.NAMESPACE else None
         if worker is not None:
             return worker
         raise ValueError(
@@ -283,24 +286,16 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
         ) from None
 
 
-def _worker_named(name: str) -> WorkerHandle | None:
-    """A worker of a cluster, as ``actor_train-0-G0``: those are actors in ROLL."""
-    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
-    if found is None:
-        return None
-    try:
-        workers = get_cluster(found[1]).workers
-    except _errors.NotFoundError:
-        return None
-    return next((worker for worker in workers if worker.name == name), None)
-
-
 def kill(actor: Any, *, no_restart: bool = True) -> None:
     """End an actor's process; its calls raise `ActorDiedError`, now and later.
 
+    Of a cluster, one worker; the others go on.
     With ``no_restart=False`` that is as if it had crashed: one with ``max_restarts`` left
     is made again, and takes later calls.
     """
+    if isinstance(actor, WorkerHandle):
+        _workers.kill(actor, no_restart)
+        return
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"kill() takes an actor's handle, not a {type(actor).__name__}")
     if no_restart:
