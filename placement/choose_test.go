@@ -58,6 +58,16 @@ func TestChoose(t *testing.T) {
 			t.Errorf("gpus=%v of %q: %v, and not %q", test.gpus, test.text, err, test.told)
 		}
 	}
+	small, share := spec.Cluster{Name: "s", Kind: spec.KindService, GPUs: 0.01, MappingText: "0"}, 0.0
+	for range 100 { // which are a little off 1 together
+		if _, err := placement.Choose(pool, small, map[int]placement.Taken{0: {Share: share}}); err != nil {
+			t.Fatalf("%v are taken: %v", share, err)
+		}
+		share += 0.01
+	}
+	if _, err := placement.Choose(pool, small, map[int]placement.Taken{0: {Share: share}}); err == nil {
+		t.Error("there is more than one")
+	}
 	if _, err := placement.Choose(spec.Pool{Nodes: pool.Nodes[:1]}, spec.Cluster{Name: "s", Kind: spec.KindService, GPUs: 1}, nil); err == nil {
 		t.Error("a pool of no devices has one")
 	}

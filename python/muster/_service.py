@@ -115,7 +115,10 @@ def create(
     session = _context.session()
     if session is not None:
         session.clusters.add(info["number"])
-    return _of(name, info, spec["pickle"])
+    made = _of(name, info, spec["pickle"])
+    if pool is not None:
+        pool._clusters.add(made._cluster)
+    return made
 
 
 def get_service(name: str) -> Service:

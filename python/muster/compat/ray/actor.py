@@ -19,6 +19,7 @@ from . import _host, _names, _options, _state, _workers
 from ._private.async_compat import has_async_methods
 from ._refs import ObjectRef, failed, namespace_of, passed
 from .exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, translate
+from .util.placement_group import PATIENCE
 
 #: Methods that every actor has.
 _SPECIAL = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
@@ -101,13 +102,6 @@ class ActorClass(_options.Remote):
         namespace = namespace_of(options.get("namespace"))
         name = options.get("name") or ""
         service = _names.service_name(namespace, name) if name else _names.nameless(self.__name__)
-        reuse = bool(options.get("get_if_exists"))
-        if reuse:
-            try:
-                return ActorHandle(_service.get_service(service), self._methods, self.__name__)
-            except _errors.NotFoundError:
-                pass
-        config, share = _options.configured(options)
         group, _ = _options.group_of(options)
         actor = _state.Actor(
             ident=_state.identity(service, 32),
@@ -118,19 +112,16 @@ class ActorClass(_options.Remote):
         )
         host = _host.AsyncHost if has_async_methods(cls) else _host.Host
         spec = _host.Spec(_host.locate(cls), args, kwargs, actor)
+        reuse = bool(options.get("get_if_exists"))
         try:
-            made = _service.create(host, service, (spec,), config=config, get_or_create=reuse)
-        except BaseException as error:
-            if share is not None:
-                share.release()
-            if name and isinstance(error, ValueError) and "living service" in str(error):
+            made = _options.create(host, service, spec, options, PATIENCE, get_or_create=reuse)
+        except ValueError as error:
+            if name and "living service" in str(error):
                 raise ActorAlreadyExistsError(
                     f"there is a living actor {name!r} in namespace {namespace!r} already: use "
                     "another name, kill() it, or take it with get_if_exists=True"
                 ) from None
             raise
-        if share is not None:
-            share.use(made)
         handle = ActorHandle(made, self._methods, self.__name__)
         if not name and options.get("lifetime") != "detached":
             handle._own()
