@@ -59,9 +59,6 @@ func (a *agent) cancel(ctx context.Context, req wire.CancelLeg) (*wire.Cancelled
 	control := w.control
 	w.mu.Unlock()
 	switch {
-	case req.Kill && req.Call == 0:
-		w.end(0, "killed, as it was asked for")
-		return &wire.Cancelled{State: "killed"}, nil
 	case req.Kill:
 		w.end(0, "killed with a call that was cancelled")
 		return &wire.Cancelled{State: "killed"}, nil

@@ -62,7 +62,9 @@
 // a call are kept while a call that is not answered yet needs them.
 //
 // A call that is Split is answered leg by leg: the same table holds for each leg,
-// with AnswerLeg and FailLeg in place of Answer and Fail.
+// with AnswerLeg and FailLeg in place of Answer and Fail. Of one that is Apart as
+// well, and not collective, a dead rank fails its own leg alone, now or when it is
+// first in its queue, and no other is cancelled; it fails as a whole where all are dead.
 //
 // A call under a new head (Comeback), from what workers have got and its caller
 // sends again:

@@ -97,7 +97,7 @@ func (t *Table) legDone(c *Call, leg int, r Result) {
 // cause is what to tell for a leg's error: a leg that was cancelled because of
 // another's end tells of that.
 func (c *Call) cause(err *spec.Error) *spec.Error {
-	if err.Code == spec.CodeCancelled && c.first != nil {
+	if err.Code == spec.CodeCancelled && c.first != nil && !c.apart() {
 		return c.first
 	}
 	return err
@@ -239,7 +239,9 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 		if !c.Legs[leg].sent {
 			rest = append(rest, c)
 		}
-		t.settle(c) // all of them, before anything goes on
+		if !c.apart() {
+			t.settle(c) // all of them, before anything goes on
+		}
 	}
 	for _, c := range append([]*Call(nil), w.out()...) {
 		leg := c.LegOf(w)
@@ -248,10 +250,14 @@ func (t *Table) WorkerLost(w *Worker, err *spec.Error) []Op {
 			t.answer(c, about)
 		}
 		t.legDone(c, leg, Result{Err: about})
-		t.cancelOthers(c)
+		if !c.apart() {
+			t.cancelOthers(c)
+		}
 	}
 	for _, c := range rest {
-		if c.State != Answered {
+		if c.apart() {
+			t.loseLeg(c, c.LegOf(w), c.about(err))
+		} else if c.State != Answered {
 			t.fail(c, c.about(err))
 			t.cancelOthers(c)
 		}

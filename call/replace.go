@@ -185,7 +185,9 @@ func (w *Worker) relist(calls []*Call) {
 // others, which are needed again soon, are cancelled only where they cannot end by
 // themselves: an exception raised in a worker leaves it unfit for use.
 func (t *Table) loseDown(c *Call, err *spec.Error) {
-	t.settle(c)
+	if !c.apart() {
+		t.settle(c)
+	}
 	if c.State == Running && !c.Split {
 		t.answer(c, err)
 	}

@@ -432,11 +432,10 @@ func (t *Table) putBackError(c *Call) *spec.Error {
 	if c.Cluster.gone != nil {
 		return c.Cluster.gone
 	}
-	for i := range c.Legs {
-		if dead := c.Legs[i].Worker.Dead; dead != nil {
-			return c.about(dead)
-		}
+	if err := c.dead(); err != nil {
+		return err
 	}
+	t.loseDead(c)
 	for _, f := range c.Futures {
 		if c.State == Running && !c.Idempotent {
 			t.lookAt(c, f)

@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // below it are the orders it led to. The commands:
 //
 //	cluster NAME RANKS [serial]
-//	call ID CLUSTER.METHOD [ranks=0,1] [split] [keep] [collective] [idempotent] [on_timeout=kill] [leased] [needs=ID,ID/RANK] [in=CLUSTER/RANK:CALL] [waiting]
+//	call ID CLUSTER.METHOD [ranks=0,1] [split] [apart] [keep] [collective] [idempotent] [on_timeout=kill] [leased] [needs=ID,ID/RANK] [in=CLUSTER/RANK:CALL] [waiting]
 //	result CLUSTER/RANK CALL [error=CODE]
 //	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
 //	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · lost CLUSTER/RANK · gone CLUSTER · callergone
@@ -260,7 +260,7 @@ func (s *script) request(t *testing.T, f []string) Request {
 	name, method, _ := strings.Cut(f[2], ".")
 	r := Request{
 		Caller: 1, CallerID: id, Cluster: s.clusters[name], Method: method,
-		Split: has(f, "split"), Keep: has(f, "keep"), Collective: has(f, "collective"), Idempotent: has(f, "idempotent"),
+		Split: has(f, "split"), Apart: has(f, "apart"), Keep: has(f, "keep"), Collective: has(f, "collective"), Idempotent: has(f, "idempotent"),
 		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"), Whole: has(f, "whole"), Leased: has(f, "leased"),
 	}
 	for _, text := range strings.FieldsFunc(option(f, "ranks"), func(r rune) bool { return r == ',' }) {

@@ -41,12 +41,11 @@ func (t *Table) place(c *Call) {
 		t.refuse(c, cl.gone)
 		return
 	}
-	for i := range c.Legs {
-		if dead := c.Legs[i].Worker.Dead; dead != nil {
-			t.refuse(c, c.about(dead))
-			return
-		}
+	if err := c.dead(); err != nil {
+		t.refuseDead(c, err)
+		return
 	}
+	t.loseDead(c)
 	for _, f := range c.Futures {
 		if err := t.need(c, f); err != nil {
 			t.refuse(c, err)
@@ -114,7 +113,7 @@ func (c *Call) gave(f Future) *spec.Error {
 
 // send lets a call go out, or what is left of it.
 func (t *Table) send(c *Call) {
-	whole := c.State == Held && c.Paired == nil
+	whole := c.State == Held && c.Paired == nil && c.told == 0
 	c.State = Running
 	if whole {
 		t.op(Send, c, -1, nil)
@@ -143,17 +142,12 @@ func (t *Table) release(cl *Cluster) {
 			return
 		}
 		if c.State == Held {
-			dead := (*spec.Error)(nil)
-			for i := range c.Legs {
-				if d := c.Legs[i].Worker.Dead; d != nil && dead == nil {
-					dead = d
-				}
-			}
-			if dead != nil {
+			if err := c.dead(); err != nil {
 				cl.held = cl.held[1:]
-				t.refuse(c, c.about(dead))
+				t.refuseDead(c, err)
 				continue
 			}
+			t.loseDead(c)
 		}
 		if c.Paired == nil && c.blocked() {
 			return

@@ -95,6 +95,7 @@ type Request struct {
 	Method   string
 	Ranks    []int // nil: all
 	Split    bool
+	Apart    bool // with Split: a rank that is dead fails its own leg alone
 	Keep     bool
 
 	Collective bool

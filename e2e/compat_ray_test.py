@@ -123,8 +123,19 @@ def test_workers_of_clusters_are_found_by_name() -> None:
         for name in ("actor-1-1", "actor-1-2-G2", "actor"):
             with pytest.raises(ValueError, match="no living actor"):
                 ray.get_actor(name, namespace="roll")
-        with pytest.raises(ValueError, match="handle"):
-            ray.kill(worker)
+        with pytest.raises(ValueError, match="no living actor"):
+            ray.get_actor("actor-1-1-G1", namespace="else")
+        assert isinstance(worker, ray.actor.ActorHandle)
+        other = {"name": "actor-1-0-G0", "namespace": "roll"}
+        assert other in ray.util.list_named_actors(all_namespaces=True)
+        ray.kill(worker)
+        with pytest.raises(ValueError, match="no living actor"):
+            ray.get_actor("actor-1-1-G1", namespace="roll")
+        listed = [found["name"] for found in ray.util.list_named_actors(all_namespaces=True)]
+        assert [name for name in listed if name.startswith("actor-1")] == ["actor-1-0-G0"]
+        with pytest.raises(ray.exceptions.ActorDiedError, match=r"ray\.kill\(\), by the script"):
+            ray.get(worker.note.remote(1))
+        ray.kill(worker)  # it is dead already
 
 
 UNEDITED = """

@@ -189,7 +189,7 @@ def test_rows(laid: Any) -> None:
 
 def test_rank_zero(four: Any) -> None:
     assert four.on_rank_zero("x") == (0, "x")
-    assert muster.get(four.on_rank_zero("x", blocking=False)) == (0, "x")
+    assert ray.get(four.on_rank_zero("x", blocking=False)) == (0, "x")
 
 
 def test_modes_of_ones_own(four: Any) -> None:

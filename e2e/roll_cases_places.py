@@ -249,6 +249,7 @@ def virtual_stages_without_a_strategy() -> Any:
 
 @case
 def workers_by_name() -> Any:
+    three()
     found = ray.get_actor("three-2", namespace="roll")
     return (
         ray.get(found.plain.remote(1)),

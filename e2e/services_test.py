@@ -50,6 +50,35 @@ def test_any_class() -> None:
         svc.add()
 
 
+def test_gpus_that_are_chosen() -> None:
+    def taker(name: str, gpus: float, **more: Any) -> Service:
+        config = WorkerConfig(gpus=gpus, **more)
+        return muster.service(parts.Counter, name, config=config, get_or_create=False)
+
+    def seen(svc: Service) -> tuple[str, Any]:
+        return svc.node, svc.environment("CUDA_VISIBLE_DEVICES")
+
+    halves = [taker(f"half-{i}", 0.5, node="node-1") for i in range(3)]
+    assert [seen(half) for half in halves] == [("node-1", "0"), ("node-1", "0"), ("node-1", "1")]
+    assert [node["free"] for node in muster.nodes()] == [4, 2]
+    with ResourceManager(4, 1) as rm:
+        whole = taker("whole", 2, resource_manager=rm, device_mapping=[3, 1, 0])
+        assert seen(whole) == ("node-0", "1,3")
+        one = taker("one", 1, resource_manager=rm)
+        assert seen(one) == ("node-0", "0")
+        with pytest.raises(muster.ResourceError, match="device 0: one; device 1: whole"):
+            taker("more", 2, resource_manager=rm, gpus_timeout=0)
+        with pytest.raises(muster.PlacementError, match="there are 4 GPUs for it"):
+            taker("more", 5, resource_manager=rm)
+    assert muster.list_services() == ["half-0", "half-1", "half-2"]  # the pool's went with it
+    os.kill(halves[2].pid, signal.SIGKILL)
+    large = taker("large", 3, node="node-1")  # as soon as that is known
+    assert seen(large) == ("node-1", "1,2,3")
+    for svc in (*halves, large):
+        svc.shutdown()
+    assert [node["free"] for node in muster.nodes()] == [4, 4]
+
+
 def test_by_path_and_by_name() -> None:
     for path in ("parts.Counter", "parts:Counter"):
         svc = muster.service(path, "by-path", 1)

@@ -177,18 +177,15 @@ func (c *caller) serve(id uint64, verb string, body []byte, given *setup) (marsh
 			return nil, err
 		}
 		return orError(h.lookForPool(c.ctx, &req))
-	case "pool.release":
+	case "pool.release", "pool.end":
 		var req wire.PoolRelease
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if p := h.pools[req.Pool]; p != nil {
-			p.released = true
-			h.releaseLocked(p)
-			h.notePoolLocked(p)
+		if verb == "pool.end" {
+			h.endUsers(req.Pool)
 		}
+		h.letGo(req.Pool)
 		return &wire.Empty{}, nil
 	case "cluster.create":
 		var req wire.ClusterCreate
@@ -266,13 +263,19 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 	switch verb {
 	case "cluster.describe":
 		return cl.infoLocked(), nil
-	case "cluster.clear", "cluster.kill":
-		workers, act := slices.Clone(cl.workers), h.clear
-		if verb == "cluster.kill" {
-			act = h.kill
+	case "cluster.clear":
+		workers := slices.Clone(cl.workers)
+		h.mu.Unlock()
+		err := h.clear(c.ctx, workers)
+		h.mu.Lock()
+		return &wire.Empty{}, err
+	case "cluster.kill":
+		workers, err := cl.doomedLocked(ref)
+		if err != nil {
+			return nil, err
 		}
 		h.mu.Unlock()
-		err := act(c.ctx, workers)
+		err = h.kill(c.ctx, workers, cmp.Or(ref.Why, "killed, as it was asked for")+c.where())
 		h.mu.Lock()
 		return &wire.Empty{}, err
 	}

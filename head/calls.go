@@ -228,6 +228,7 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 		Caller: c.number, CallerID: id, Cluster: &p.cluster.Cluster, Method: p.method.Name, Ranks: r.ranks,
 		Split: r.flags&routeSplit != 0, Keep: r.flags&routeKeep != 0, Waiting: r.flags&routeWaiting != 0,
 		Whole:      r.flags&routeWhole != 0,
+		Apart:      r.flags&routeApart != 0,
 		Collective: p.method.Collective, Idempotent: p.method.Idempotent, OnTimeout: p.method.OnTimeout,
 		Parent: call.ID(r.parent), Data: p,
 	}

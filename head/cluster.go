@@ -107,12 +107,26 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 		}
 		return nil, nil, spec.Errorf(spec.CodeInvalid, "there is a live %s named %q already, of %d workers: shut it down first, or use another name", other.spec.Kind, s.Name, len(other.workers))
 	}
-	p := h.pools[req.Pool]
+	number := req.Pool
+	if number == 0 && s.Kind == spec.KindService {
+		if err := s.Check(); err != nil {
+			return nil, nil, err
+		}
+		if number = h.sharedLocked(s); number == 0 {
+			return nil, nil, errNoPool
+		}
+	}
+	p := h.pools[number]
 	if p == nil {
 		return nil, nil, spec.Errorf(spec.CodeNotFound, "cluster %s: its resource manager (pool %d) was released already", s.Name, req.Pool)
 	}
 	if p.void {
 		return nil, nil, spec.Errorf(spec.CodeResources, "cluster %s: the reservation of its pool %d is gone: make a new ResourceManager", s.Name, p.ID)
+	}
+	if s.GPUs > 0 {
+		if s, err = placement.Choose(p.Pool, s, h.takenLocked(p)); err != nil {
+			return nil, nil, err
+		}
 	}
 	plan, err := placement.Place(p.Pool, s)
 	if err != nil {
@@ -502,6 +516,9 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 	b.flush()
 	cl.pool.clusters--
 	h.releaseLocked(cl.pool)
+	if cl.spec.GPUs > 0 {
+		h.announceLocked()
+	}
 	if err := ctx.Err(); err != nil {
 		return spec.Errorf(spec.CodeTimeout, "cluster %s: not all of it was gone in time: %v", cl.Name, err)
 	}

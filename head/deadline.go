@@ -132,14 +132,3 @@ func (h *Head) clear(ctx context.Context, workers []*worker) error {
 	}
 	return nil
 }
-
-// kill ends the processes of workers as a crash would: what comes of it is for their
-// cluster's on_failure to say.
-func (h *Head) kill(ctx context.Context, workers []*worker) error {
-	for _, w := range workers {
-		if err := w.node.ask(ctx, "cancel", &wire.CancelLeg{Worker: w.Number, Kill: true}, &wire.Cancelled{}); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -22,6 +22,7 @@
 //	worker.go    workers: ready, failed, results, ends
 //	failure.go   ranks that died, restarted: tries, budget.go how often
 //	again.go     legs that are sent again, initialize that is run again
+//	kill.go      ranks that are killed because somebody asks
 //	death.go     how a worker's end is told
 //	cluster.go   clusters: start, describe, stop
 //	layout.go    rank layouts, as asked for and as reported

@@ -47,7 +47,7 @@ type try struct {
 // the cluster says so and its budget allows. It says whether it did.
 func (h *Head) restartLocked(w *worker, about *spec.Error, b *batch) bool {
 	cl := w.cluster
-	if !cl.up || !cl.spec.Restarts() || h.isOver || h.clusters[cl.Number] != cl || w.node.lost != nil {
+	if !cl.up || !cl.spec.Restarts() || w.final || h.isOver || h.clusters[cl.Number] != cl || w.node.lost != nil {
 		return false
 	}
 	count, wait, ok := cl.budget.take(time.Now())
@@ -133,7 +133,7 @@ func (h *Head) restart(r *restart, wait time.Duration) {
 		var b batch
 		h.mu.Lock()
 		count, next, ok := r.cl.budget.take(time.Now())
-		ok = ok && failed.Code != spec.CodeNodeLost && r.ctx.Err() == nil
+		ok = ok && failed.Code != spec.CodeNodeLost && r.ctx.Err() == nil && !slices.ContainsFunc(r.old, func(w *worker) bool { return w.final })
 		if ok {
 			h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed (%s); trying again, %s", ranksText(r.ranks), firstLine(failed.Message), r.cl.used(count)))
 		} else {
@@ -165,6 +165,7 @@ func (h *Head) giveUpLocked(r *restart, last *spec.Error, count int, b *batch) {
 	for _, rank := range r.ranks {
 		h.ordersLocked(h.table.WorkerLost(r.cl.Workers[rank], &e), b)
 	}
+	h.deviceFreeLocked(r.cl)
 	h.noteClusterLocked(r.cl)
 	h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed, %s: %s", ranksText(r.ranks), r.cl.used(count), firstLine(last.Message)))
 	h.progressLocked(wire.Progress{Subject: "cluster " + r.cl.Name, Doing: ranksText(r.ranks) + " could not be restarted", Final: true})

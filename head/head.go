@@ -305,7 +305,7 @@ func (h *Head) takeDown() error {
 // ownerLostLocked says that the end came from the owner's end, not its wish.
 func (h *Head) ownerLostLocked() bool { return h.owner != nil && h.owner.dead }
 
-// announceLocked wakes whoever waits for nodes to change.
+// announceLocked wakes whoever waits for nodes to change, or for devices.
 func (h *Head) announceLocked() {
 	close(h.changed)
 	h.changed = make(chan struct{})

@@ -89,11 +89,14 @@ func (h *Head) statusWith(ctx context.Context, req wire.StatusRequest) *wire.Sta
 func (h *Head) joinedAndUnusedLocked(there []spec.Node) []wire.NodeInfo {
 	is := func(n *node) func(spec.Node) bool { return func(t spec.Node) bool { return t.Name == n.name } }
 	all := []wire.NodeInfo{}
+	free := h.freeLocked()
 	for _, n := range h.nodes {
 		if n.wanted < 0 || n.lost != nil && slices.ContainsFunc(there, is(n)) {
 			continue
 		}
-		all = append(all, n.statusLocked())
+		info := n.statusLocked()
+		info.Free = free[n.index]
+		all = append(all, info)
 	}
 	return h.unusedLocked(all, there)
 }
@@ -107,7 +110,7 @@ func (h *Head) unusedLocked(all []wire.NodeInfo, there []spec.Node) []wire.NodeI
 	for _, t := range there {
 		if !living[t.Name] {
 			t.Index = -1
-			all = append(all, wire.NodeInfo{Node: t, State: "unused"})
+			all = append(all, wire.NodeInfo{Node: t, State: "unused", Free: len(t.Devices)})
 		}
 	}
 	return all

@@ -95,20 +95,19 @@ func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req
 	for told := false; ; {
 		h.mu.Lock()
 		waiting := h.joiningLocked()
-		if waiting == "" && h.launcher.reserver != nil {
-			h.mu.Unlock()
-			return h.reservePool(owner, origin, req, timeout)
-		}
+		changed := h.changed
 		if waiting == "" {
-			p, err := h.reserveLocked(owner, origin, req)
 			if told {
 				h.progressLocked(wire.Progress{Subject: "pool", Doing: "nodes have joined", Done: len(h.nodes), Total: len(h.nodes), Final: true})
+				told = false
 			}
 			h.mu.Unlock()
-			h.fault("pool reserved")
+			p, err := h.reserve(owner, origin, req, timeout)
+			if err != nil && req.Wait && h.couldBe(ctx, req, err) && h.comesFree(ctx, changed) {
+				continue
+			}
 			return p, err
 		}
-		changed := h.changed
 		if len(h.nodes) > 0 || time.Since(began) >= h.opts.TellEvery {
 			h.progressLocked(wire.Progress{Subject: "pool", Doing: "waiting for nodes", Done: h.joinedLocked(), Total: len(h.nodes), Waiting: waiting})
 			told = true
@@ -146,6 +145,19 @@ func (h *Head) joinedLocked() int {
 	return joined
 }
 
+// reserve makes a pool of what is free now, by way of the backend where that chooses.
+func (h *Head) reserve(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
+	h.mu.Lock()
+	if h.launcher.reserver != nil {
+		h.mu.Unlock()
+		return h.reservePool(owner, origin, req, timeout)
+	}
+	p, err := h.reserveLocked(owner, origin, req)
+	h.mu.Unlock()
+	h.fault("pool reserved")
+	return p, err
+}
+
 func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate) (*spec.Pool, error) {
 	if owner.left {
 		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
@@ -162,6 +174,19 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 	h.pools[got.ID] = &pool{Pool: got, owner: owner, origin: origin}
 	h.notePoolLocked(h.pools[got.ID])
 	return &got, nil
+}
+
+// heldLocked is what pools hold. One that is left to services that have ended holds
+// nothing any more.
+func (h *Head) heldLocked() []placement.Held {
+	held := make([]placement.Held, 0, len(h.pools))
+	for _, p := range h.pools {
+		if !h.spentLocked(p) {
+			held = append(held, placement.Held{Pool: p.Pool, By: h.usersLocked(p)})
+		}
+	}
+	slices.SortFunc(held, func(a, b placement.Held) int { return a.Pool.ID - b.Pool.ID })
+	return held
 }
 
 // pickLocked chooses nodes and devices for a pool, or says what is missing.
@@ -188,12 +213,7 @@ func (h *Head) pickLocked(req *wire.PoolCreate) (spec.Pool, error) {
 	if err != nil {
 		return spec.Pool{}, err
 	}
-	held := make([]placement.Held, 0, len(h.pools))
-	for _, p := range h.pools {
-		held = append(held, placement.Held{Pool: p.Pool, By: h.usersLocked(p)})
-	}
-	slices.SortFunc(held, func(a, b placement.Held) int { return a.Pool.ID - b.Pool.ID })
-	return placement.Reserve(nodes, held, placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
+	return placement.Reserve(nodes, h.heldLocked(), placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
 }
 
 // onlyNode is the node of that name, or all where it is empty.
@@ -228,6 +248,7 @@ func (h *Head) releaseLocked(p *pool) {
 		delete(h.pools, p.ID)
 		h.opts.Journal.Delete(&journal.Pool{Pool: p.Pool})
 		h.unreserveLocked(p.ID)
+		h.announceLocked()
 	}
 }
 

@@ -291,6 +291,7 @@ const (
 	waiting = 2
 	marked  = 4
 	keep    = 8
+	apart   = 32
 )
 
 func (to callee) route() []byte {

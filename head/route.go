@@ -22,6 +22,7 @@ const (
 	routeMarked  = 4
 	routeKeep    = 8
 	routeWhole   = 16
+	routeApart   = 32
 )
 
 // route is the head's part of a Call frame.

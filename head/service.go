@@ -42,8 +42,14 @@ func (cl *cluster) startingLocked() bool {
 // register has a cluster registered, or finds the living service of its name where
 // that will do.
 func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (*cluster, *wire.ClusterInfo, error) {
+	seat, stop := h.seatFor(ctx, owner, origin, req)
+	defer stop()
 	for {
-		made, taken, err := h.registerCluster(owner, origin, req, given)
+		changed := h.changing()
+		made, taken, err := h.registerCluster(owner, origin, &seat.req, given)
+		if taken == nil && err != nil && seat.again(changed, &err) {
+			continue
+		}
 		if taken == nil {
 			return made, nil, err
 		}

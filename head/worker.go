@@ -36,6 +36,7 @@ type worker struct {
 	restarts    int         // how many processes had its rank before
 	try         *try        // it is to take the place of one that died
 	replaced    bool        // another is to take its place
+	final       bool        // it is killed for good: nobody is to take its place
 	engines     []spec.Engine
 	comeback
 }
@@ -241,6 +242,7 @@ func (h *Head) lostLocked(w *worker, why *spec.Error, b *batch) {
 	case !stopping && h.restartLocked(w, &about, b):
 	default:
 		h.ordersLocked(h.table.WorkerLost(&w.Worker, &about), b)
+		h.deviceFreeLocked(w.cluster)
 	}
 	h.endedLocked(lease.Worker(w.Number), w.node.index, b)
 	h.noteSoonLocked(w.cluster)

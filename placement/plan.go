@@ -116,12 +116,10 @@ func fitsPool(pool spec.Pool, c spec.Cluster) *spec.Error {
 		return spec.Errorf(spec.CodePlacement,
 			"device_mapping names device %d, but the pool is CPU only (num_gpus_per_node=0); reserve GPUs, or leave device_mapping out and give world_size", c.Mapping[0])
 	}
-	size := pool.PerNode * len(pool.Nodes)
 	n := c.DevicesPerWorker
 	for i, id := range c.Mapping {
-		if id >= size {
-			return spec.Errorf(spec.CodePlacement, "device_mapping has id %d at position %d, but the pool has %s (%s of %d): ids 0 to %d",
-				id, i, plural(size, "device"), plural(len(pool.Nodes), "node"), pool.PerNode, size-1)
+		if err := inPool(pool, i, id); err != nil {
+			return err
 		}
 		if first := c.Mapping[i-i%n]; !c.SpanNodes && id/pool.PerNode != first/pool.PerNode {
 			err := spec.Errorf(spec.CodePlacement,
@@ -130,6 +128,15 @@ func fitsPool(pool spec.Pool, c spec.Cluster) *spec.Error {
 			err.Rank = i / n
 			return err
 		}
+	}
+	return nil
+}
+
+// inPool checks that a pool has the device of an id, which is the i-th.
+func inPool(pool spec.Pool, i, id int) *spec.Error {
+	if size := pool.PerNode * len(pool.Nodes); id >= size {
+		return spec.Errorf(spec.CodePlacement, "device_mapping has id %d at position %d, but the pool has %s (%s of %d): ids 0 to %d",
+			id, i, plural(size, "device"), plural(len(pool.Nodes), "node"), pool.PerNode, size-1)
 	}
 	return nil
 }

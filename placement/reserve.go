@@ -138,6 +138,15 @@ func takenDevices(held []Held) map[deviceKey]bool {
 	return taken
 }
 
+// Free says how many devices of each node no held pool has, by Node.Index.
+func Free(nodes []spec.Node, held []Held) map[int]int {
+	taken, free := takenDevices(held), map[int]int{}
+	for i := range nodes {
+		free[nodes[i].Index] = len(freeDevices(nodes[i], taken))
+	}
+	return free
+}
+
 // freeDevices returns them by number, in memory of their own.
 func freeDevices(node spec.Node, taken map[deviceKey]bool) []spec.Device {
 	free := make([]spec.Device, 0, len(node.Devices))

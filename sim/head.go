@@ -168,6 +168,9 @@ func (inv *invocation) words() string {
 	if in.Split {
 		text += " split"
 	}
+	if in.Apart {
+		text += " apart"
+	}
 	if in.Collective {
 		text += " collective"
 	}
@@ -190,7 +193,7 @@ func (h *head) request(inv *invocation) (call.Request, *pending) {
 	p := &pending{inv: inv, have: true, keep: in.Idempotent && inv.cluster.in.OnFailure != ""}
 	r := call.Request{
 		Caller: inv.caller.number, CallerID: inv.id, Cluster: cl, Method: in.Method, Ranks: inv.ranks,
-		Split: in.Split, Keep: true, Collective: in.Collective, Idempotent: in.Idempotent && inv.cluster.in.OnFailure != "", OnTimeout: in.OnTimeout,
+		Split: in.Split, Apart: in.Apart, Keep: true, Collective: in.Collective, Idempotent: in.Idempotent && inv.cluster.in.OnFailure != "", OnTimeout: in.OnTimeout,
 		Parent: inv.parent, Futures: inv.futures, Data: p,
 	}
 	if inv.proc != nil {

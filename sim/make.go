@@ -126,6 +126,7 @@ func (m *maker) call() {
 		c.Ranks = m.r.Perm(to.World)[:1+m.r.IntN(min(4, to.World))]
 	}
 	c.Split = c.Method != "rows" && m.r.IntN(4) == 0
+	c.Apart = c.Split && c.Rows%2 == 0
 	c.Idempotent = m.r.IntN(3) == 0
 	c.Collective = m.r.IntN(4) == 0
 	if m.fails {

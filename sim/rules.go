@@ -125,6 +125,9 @@ func (r *rules) heard(inv *invocation, rank int, value []int64, err *spec.Error)
 		if !r.explained(inv, err.Code, map[*invocation]bool{}) {
 			r.brk("errors have a cause", "call %d of caller %d fails: %v", inv.id, inv.caller.number, err)
 		}
+		if rank >= 0 && err.Code == spec.CodeWorkerDied && inv.alone() && !r.dead[inv.cluster][rank] {
+			r.brk("a rank's end is its own", "call %d of caller %d fails for rank %d, which lives: %v", inv.id, inv.caller.number, rank, err)
+		}
 		return true
 	}
 	if raises := inv.in.Raises; raises >= 0 && inv.parent == 0 && (rank == raises || rank < 0 && slices.Contains(inv.allRanks(), raises)) {
@@ -134,6 +137,12 @@ func (r *rules) heard(inv *invocation, rank int, value []int64, err *spec.Error)
 		r.brk("answers are right", "call %d of caller %d (rank %d): %v; want %v", inv.id, inv.caller.number, rank, value, want)
 	}
 	return true
+}
+
+// alone says that no rank of a call fails for another's sake.
+func (inv *invocation) alone() bool {
+	in, cl := inv.in, inv.cluster
+	return in.Apart && !in.Collective && in.Nest == "" && len(inv.futures) == 0 && !cl.gone && cl.in.OnFailure != "restart_cluster"
 }
 
 // explained says that something in the script can lead to such an error.

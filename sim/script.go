@@ -47,6 +47,7 @@ type CallIn struct {
 	Rows       int
 	Needs      []uint64 // calls whose results are arguments
 	Split      bool
+	Apart      bool // with Split
 	Collective bool
 	Idempotent bool
 	Timeout    int64  // microseconds
@@ -99,7 +100,7 @@ func (c *CallIn) text() string {
 	for _, flag := range []struct {
 		name string
 		set  bool
-	}{{"split", c.Split}, {"collective", c.Collective}, {"idempotent", c.Idempotent}, {"deaf", c.Deaf}} {
+	}{{"split", c.Split}, {"apart", c.Apart}, {"collective", c.Collective}, {"idempotent", c.Idempotent}, {"deaf", c.Deaf}} {
 		if flag.set {
 			b.WriteString(" " + flag.name)
 		}
@@ -185,7 +186,8 @@ func (c *CallIn) parse(f []string) (err error) {
 		return fmt.Errorf("%q is no cluster.method", f[2])
 	}
 	c.By, c.Rows, c.Timeout = number(f, "by", 1), number(f, "rows", 0), int64(number(f, "timeout", 0))
-	c.Split, c.Collective, c.Idempotent, c.Deaf = has(f, "split"), has(f, "collective"), has(f, "idempotent"), has(f, "deaf")
+	c.Split, c.Apart, c.Collective = has(f, "split"), has(f, "apart"), has(f, "collective")
+	c.Idempotent, c.Deaf = has(f, "idempotent"), has(f, "deaf")
 	c.OnTimeout, c.Nest = option(f, "on_timeout"), option(f, "nest")
 	c.Raises, c.Hangs = number(f, "raises", -1), number(f, "hangs", -1)
 	for _, text := range split(option(f, "ranks")) {

@@ -40,7 +40,7 @@ func RankVariables() []string {
 // defaults. What it leaves is complete, and checking it again changes nothing.
 // Sizes and mappings that cannot be have CodePlacement, the rest CodeInvalid.
 func (c *Cluster) Check() error {
-	for _, check := range []func() *Error{c.checkName, c.checkKind, c.checkMapping, c.checkWorld, c.checkShape, c.checkRuntimeEnv, c.checkEnv, c.checkOptions} {
+	for _, check := range []func() *Error{c.checkName, c.checkKind, c.checkGPUs, c.checkMapping, c.checkWorld, c.checkShape, c.checkRuntimeEnv, c.checkEnv, c.checkOptions} {
 		if err := check(); err != nil {
 			err.Cluster = c.Name
 			if c.Name != "" {
@@ -86,6 +86,19 @@ func (c *Cluster) checkKind() *Error {
 		}
 	default:
 		return Errorf(CodeInvalid, "kind is %q; it is %q or %q", c.Kind, KindCluster, KindService)
+	}
+	return nil
+}
+
+// checkGPUs: a service takes whole devices, or a part of one.
+func (c *Cluster) checkGPUs() *Error {
+	switch g := c.GPUs; {
+	case g == 0:
+		return nil
+	case g < 0 || math.IsNaN(g) || g > MaxMapping || g > 1 && g != math.Trunc(g):
+		return Errorf(CodeInvalid, "gpus is %v; it is a whole number, or the part of one GPU, between 0 and 1", g)
+	case c.Kind != KindService:
+		return Errorf(CodeInvalid, "gpus=%v is for services, whose devices are chosen for them: say which ones the workers of a cluster have by device_mapping", g)
 	}
 	return nil
 }

@@ -25,6 +25,10 @@ type Cluster struct {
 	Node string `msg:"node"`
 	// SpanNodes lets one worker's devices lie on several nodes.
 	SpanNodes bool `msg:"span_nodes"`
+	// GPUs is how many a service takes, of those that its mapping names or of all: a
+	// whole number, or a part of one. Which ones, package placement chooses among those
+	// that other services have left; they are the mapping then.
+	GPUs float64 `msg:"gpus,omitempty"`
 
 	Shape Shape `msg:"shape"`
 

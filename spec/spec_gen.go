@@ -79,103 +79,121 @@ func (z *Class) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Cluster) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 24
-	// string "name"
-	o = append(o, 0xde, 0x0, 0x18, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
-	o = msgp.AppendString(o, z.Name)
-	// string "kind"
-	o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
-	o = msgp.AppendString(o, z.Kind)
-	// string "class"
-	o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
-	// map header, size 3
-	// string "module"
-	o = append(o, 0x83, 0xa6, 0x6d, 0x6f, 0x64, 0x75, 0x6c, 0x65)
-	o = msgp.AppendString(o, z.Class.Module)
-	// string "name"
-	o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
-	o = msgp.AppendString(o, z.Class.Name)
-	// string "pickle"
-	o = append(o, 0xa6, 0x70, 0x69, 0x63, 0x6b, 0x6c, 0x65)
-	o = msgp.AppendBytes(o, z.Class.Pickle)
-	// string "world"
-	o = append(o, 0xa5, 0x77, 0x6f, 0x72, 0x6c, 0x64)
-	o = msgp.AppendInt(o, z.World)
-	// string "has_mapping"
-	o = append(o, 0xab, 0x68, 0x61, 0x73, 0x5f, 0x6d, 0x61, 0x70, 0x70, 0x69, 0x6e, 0x67)
-	o = msgp.AppendBool(o, z.HasMapping)
-	// string "mapping_text"
-	o = append(o, 0xac, 0x6d, 0x61, 0x70, 0x70, 0x69, 0x6e, 0x67, 0x5f, 0x74, 0x65, 0x78, 0x74)
-	o = msgp.AppendString(o, z.MappingText)
-	// string "mapping"
-	o = append(o, 0xa7, 0x6d, 0x61, 0x70, 0x70, 0x69, 0x6e, 0x67)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Mapping)))
-	for za0001 := range z.Mapping {
-		o = msgp.AppendInt(o, z.Mapping[za0001])
+	// check for omitted fields
+	zb0001Len := uint32(25)
+	var zb0001Mask uint32 /* 25 bits */
+	_ = zb0001Mask
+	if z.GPUs == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x400
 	}
-	// string "devices_per_worker"
-	o = append(o, 0xb2, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
-	o = msgp.AppendInt(o, z.DevicesPerWorker)
-	// string "node"
-	o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
-	o = msgp.AppendString(o, z.Node)
-	// string "span_nodes"
-	o = append(o, 0xaa, 0x73, 0x70, 0x61, 0x6e, 0x5f, 0x6e, 0x6f, 0x64, 0x65, 0x73)
-	o = msgp.AppendBool(o, z.SpanNodes)
-	// string "shape"
-	o = append(o, 0xa5, 0x73, 0x68, 0x61, 0x70, 0x65)
-	o, err = z.Shape.MarshalMsg(o)
-	if err != nil {
-		err = msgp.WrapError(err, "Shape")
-		return
+	// variable map header, size zb0001Len
+	o = msgp.AppendMapHeader(o, zb0001Len)
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "name"
+		o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+		o = msgp.AppendString(o, z.Name)
+		// string "kind"
+		o = append(o, 0xa4, 0x6b, 0x69, 0x6e, 0x64)
+		o = msgp.AppendString(o, z.Kind)
+		// string "class"
+		o = append(o, 0xa5, 0x63, 0x6c, 0x61, 0x73, 0x73)
+		// map header, size 3
+		// string "module"
+		o = append(o, 0x83, 0xa6, 0x6d, 0x6f, 0x64, 0x75, 0x6c, 0x65)
+		o = msgp.AppendString(o, z.Class.Module)
+		// string "name"
+		o = append(o, 0xa4, 0x6e, 0x61, 0x6d, 0x65)
+		o = msgp.AppendString(o, z.Class.Name)
+		// string "pickle"
+		o = append(o, 0xa6, 0x70, 0x69, 0x63, 0x6b, 0x6c, 0x65)
+		o = msgp.AppendBytes(o, z.Class.Pickle)
+		// string "world"
+		o = append(o, 0xa5, 0x77, 0x6f, 0x72, 0x6c, 0x64)
+		o = msgp.AppendInt(o, z.World)
+		// string "has_mapping"
+		o = append(o, 0xab, 0x68, 0x61, 0x73, 0x5f, 0x6d, 0x61, 0x70, 0x70, 0x69, 0x6e, 0x67)
+		o = msgp.AppendBool(o, z.HasMapping)
+		// string "mapping_text"
+		o = append(o, 0xac, 0x6d, 0x61, 0x70, 0x70, 0x69, 0x6e, 0x67, 0x5f, 0x74, 0x65, 0x78, 0x74)
+		o = msgp.AppendString(o, z.MappingText)
+		// string "mapping"
+		o = append(o, 0xa7, 0x6d, 0x61, 0x70, 0x70, 0x69, 0x6e, 0x67)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Mapping)))
+		for za0001 := range z.Mapping {
+			o = msgp.AppendInt(o, z.Mapping[za0001])
+		}
+		// string "devices_per_worker"
+		o = append(o, 0xb2, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
+		o = msgp.AppendInt(o, z.DevicesPerWorker)
+		// string "node"
+		o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+		o = msgp.AppendString(o, z.Node)
+		// string "span_nodes"
+		o = append(o, 0xaa, 0x73, 0x70, 0x61, 0x6e, 0x5f, 0x6e, 0x6f, 0x64, 0x65, 0x73)
+		o = msgp.AppendBool(o, z.SpanNodes)
+		if (zb0001Mask & 0x400) == 0 { // if not omitted
+			// string "gpus"
+			o = append(o, 0xa4, 0x67, 0x70, 0x75, 0x73)
+			o = msgp.AppendFloat64(o, z.GPUs)
+		}
+		// string "shape"
+		o = append(o, 0xa5, 0x73, 0x68, 0x61, 0x70, 0x65)
+		o, err = z.Shape.MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Shape")
+			return
+		}
+		// string "env"
+		o = append(o, 0xa3, 0x65, 0x6e, 0x76)
+		o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
+		for za0002, za0003 := range z.Env {
+			o = msgp.AppendString(o, za0002)
+			o = msgp.AppendString(o, za0003)
+		}
+		// string "rank_env"
+		o = append(o, 0xa8, 0x72, 0x61, 0x6e, 0x6b, 0x5f, 0x65, 0x6e, 0x76)
+		o = msgp.AppendBool(o, z.RankEnv)
+		// string "max_concurrency"
+		o = append(o, 0xaf, 0x6d, 0x61, 0x78, 0x5f, 0x63, 0x6f, 0x6e, 0x63, 0x75, 0x72, 0x72, 0x65, 0x6e, 0x63, 0x79)
+		o = msgp.AppendInt(o, z.MaxConcurrency)
+		// string "start"
+		o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x72, 0x74)
+		o = msgp.AppendString(o, z.Start)
+		// string "visible_devices"
+		o = append(o, 0xaf, 0x76, 0x69, 0x73, 0x69, 0x62, 0x6c, 0x65, 0x5f, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65, 0x73)
+		o = msgp.AppendString(o, z.VisibleDevices)
+		// string "startup_timeout"
+		o = append(o, 0xaf, 0x73, 0x74, 0x61, 0x72, 0x74, 0x75, 0x70, 0x5f, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
+		o = msgp.AppendFloat64(o, z.StartupSeconds)
+		// string "grace"
+		o = append(o, 0xa5, 0x67, 0x72, 0x61, 0x63, 0x65)
+		o = msgp.AppendFloat64(o, z.GraceSeconds)
+		// string "pickle"
+		o = append(o, 0xa6, 0x70, 0x69, 0x63, 0x6b, 0x6c, 0x65)
+		o = msgp.AppendString(o, z.Pickle)
+		// string "on_failure"
+		o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x66, 0x61, 0x69, 0x6c, 0x75, 0x72, 0x65)
+		o = msgp.AppendString(o, z.OnFailure)
+		// string "max_restarts"
+		o = append(o, 0xac, 0x6d, 0x61, 0x78, 0x5f, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
+		o = msgp.AppendInt(o, z.MaxRestarts)
+		// string "restart_window"
+		o = append(o, 0xae, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x5f, 0x77, 0x69, 0x6e, 0x64, 0x6f, 0x77)
+		o = msgp.AppendFloat64(o, z.RestartWindowSeconds)
+		// string "runtime"
+		o = append(o, 0xa7, 0x72, 0x75, 0x6e, 0x74, 0x69, 0x6d, 0x65)
+		o, err = z.Runtime.MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Runtime")
+			return
+		}
+		// string "config"
+		o = append(o, 0xa6, 0x63, 0x6f, 0x6e, 0x66, 0x69, 0x67)
+		o = msgp.AppendBytes(o, z.Config)
 	}
-	// string "env"
-	o = append(o, 0xa3, 0x65, 0x6e, 0x76)
-	o = msgp.AppendMapHeader(o, uint32(len(z.Env)))
-	for za0002, za0003 := range z.Env {
-		o = msgp.AppendString(o, za0002)
-		o = msgp.AppendString(o, za0003)
-	}
-	// string "rank_env"
-	o = append(o, 0xa8, 0x72, 0x61, 0x6e, 0x6b, 0x5f, 0x65, 0x6e, 0x76)
-	o = msgp.AppendBool(o, z.RankEnv)
-	// string "max_concurrency"
-	o = append(o, 0xaf, 0x6d, 0x61, 0x78, 0x5f, 0x63, 0x6f, 0x6e, 0x63, 0x75, 0x72, 0x72, 0x65, 0x6e, 0x63, 0x79)
-	o = msgp.AppendInt(o, z.MaxConcurrency)
-	// string "start"
-	o = append(o, 0xa5, 0x73, 0x74, 0x61, 0x72, 0x74)
-	o = msgp.AppendString(o, z.Start)
-	// string "visible_devices"
-	o = append(o, 0xaf, 0x76, 0x69, 0x73, 0x69, 0x62, 0x6c, 0x65, 0x5f, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65, 0x73)
-	o = msgp.AppendString(o, z.VisibleDevices)
-	// string "startup_timeout"
-	o = append(o, 0xaf, 0x73, 0x74, 0x61, 0x72, 0x74, 0x75, 0x70, 0x5f, 0x74, 0x69, 0x6d, 0x65, 0x6f, 0x75, 0x74)
-	o = msgp.AppendFloat64(o, z.StartupSeconds)
-	// string "grace"
-	o = append(o, 0xa5, 0x67, 0x72, 0x61, 0x63, 0x65)
-	o = msgp.AppendFloat64(o, z.GraceSeconds)
-	// string "pickle"
-	o = append(o, 0xa6, 0x70, 0x69, 0x63, 0x6b, 0x6c, 0x65)
-	o = msgp.AppendString(o, z.Pickle)
-	// string "on_failure"
-	o = append(o, 0xaa, 0x6f, 0x6e, 0x5f, 0x66, 0x61, 0x69, 0x6c, 0x75, 0x72, 0x65)
-	o = msgp.AppendString(o, z.OnFailure)
-	// string "max_restarts"
-	o = append(o, 0xac, 0x6d, 0x61, 0x78, 0x5f, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x73)
-	o = msgp.AppendInt(o, z.MaxRestarts)
-	// string "restart_window"
-	o = append(o, 0xae, 0x72, 0x65, 0x73, 0x74, 0x61, 0x72, 0x74, 0x5f, 0x77, 0x69, 0x6e, 0x64, 0x6f, 0x77)
-	o = msgp.AppendFloat64(o, z.RestartWindowSeconds)
-	// string "runtime"
-	o = append(o, 0xa7, 0x72, 0x75, 0x6e, 0x74, 0x69, 0x6d, 0x65)
-	o, err = z.Runtime.MarshalMsg(o)
-	if err != nil {
-		err = msgp.WrapError(err, "Runtime")
-		return
-	}
-	// string "config"
-	o = append(o, 0xa6, 0x63, 0x6f, 0x6e, 0x66, 0x69, 0x67)
-	o = msgp.AppendBytes(o, z.Config)
 	return
 }
 
@@ -305,6 +323,12 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "SpanNodes")
 				return
 			}
+		case "gpus":
+			z.GPUs, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "GPUs")
+				return
+			}
 		case "shape":
 			bts, err = z.Shape.UnmarshalMsg(bts)
 			if err != nil {
@@ -425,7 +449,7 @@ func (z *Cluster) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Cluster) Msgsize() (s int) {
-	s = 3 + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + 1 + 7 + msgp.StringPrefixSize + len(z.Class.Module) + 5 + msgp.StringPrefixSize + len(z.Class.Name) + 7 + msgp.BytesPrefixSize + len(z.Class.Pickle) + 6 + msgp.IntSize + 12 + msgp.BoolSize + 13 + msgp.StringPrefixSize + len(z.MappingText) + 8 + msgp.ArrayHeaderSize + (len(z.Mapping) * (msgp.IntSize)) + 19 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Node) + 11 + msgp.BoolSize + 6 + z.Shape.Msgsize() + 4 + msgp.MapHeaderSize
+	s = 3 + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + 1 + 7 + msgp.StringPrefixSize + len(z.Class.Module) + 5 + msgp.StringPrefixSize + len(z.Class.Name) + 7 + msgp.BytesPrefixSize + len(z.Class.Pickle) + 6 + msgp.IntSize + 12 + msgp.BoolSize + 13 + msgp.StringPrefixSize + len(z.MappingText) + 8 + msgp.ArrayHeaderSize + (len(z.Mapping) * (msgp.IntSize)) + 19 + msgp.IntSize + 5 + msgp.StringPrefixSize + len(z.Node) + 11 + msgp.BoolSize + 5 + msgp.Float64Size + 6 + z.Shape.Msgsize() + 4 + msgp.MapHeaderSize
 	if z.Env != nil {
 		for za0002, za0003 := range z.Env {
 			_ = za0003

@@ -161,6 +161,8 @@ type PoolCreate struct {
 	Labels      map[string]string `msg:"labels,omitempty"`
 	Accelerator string            `msg:"accelerator_type,omitempty"`
 	Node        string            `msg:"node,omitempty"` // the only one that will do
+	// Wait: what others hold is waited for, until the timeout.
+	Wait bool `msg:"wait,omitempty"`
 }
 
 // PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.
@@ -170,7 +172,8 @@ type PoolOutlook struct {
 	Text  string `msg:"text"`
 }
 
-// PoolRelease (verb pool.release): the pool goes when no cluster uses it.
+// PoolRelease (verb pool.release): the pool goes when no cluster uses it. With verb
+// pool.end, those that do are stopped.
 type PoolRelease struct {
 	Pool int `msg:"pool"`
 }
@@ -182,6 +185,9 @@ type ClusterCreate struct {
 	Spec spec.Cluster `msg:"spec"`
 	// Reuse: a living service of that name is the answer, if there is one.
 	Reuse bool `msg:"reuse,omitempty"`
+	// Patience is how many seconds a service that takes GPUs waits for those that others
+	// have. A service that names no pool (0) gets one of its own.
+	Patience float64 `msg:"patience,omitempty"`
 }
 
 // ClusterRef names a cluster by number or, where that is 0, by name (verbs
@@ -194,6 +200,12 @@ type ClusterRef struct {
 	// Drain is how many seconds a cluster that is stopped takes no more calls, and
 	// goes on with those that it has; 0: it is stopped at once.
 	Drain float64 `msg:"drain,omitempty"`
+	// Ranks are those that cluster.kill ends; none: all.
+	Ranks []int `msg:"ranks,omitempty"`
+	// Why is what a rank that is killed is said to have been ended by.
+	Why string `msg:"why,omitempty"`
+	// Final: they stay dead, whatever on_failure says.
+	Final bool `msg:"final,omitempty"`
 }
 
 // Names answers the request service.list (Empty): the services that live, sorted.
@@ -285,6 +297,7 @@ type NodeInfo struct {
 	Far       bool      `msg:"far"`      // it joined over the network
 	SilentSec float64   `msg:"silent_s"` // how long nothing has come from it; of a far one
 	TripSec   float64   `msg:"trip_s"`   // how long its machine takes to answer; of a far one
+	Free      int       `msg:"free"`     // devices that no pool holds; in Nodes
 }
 
 // NodesRequest (verb nodes) is answered by Nodes, once the nodes have joined that

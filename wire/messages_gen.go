@@ -723,12 +723,16 @@ func (z Cancelled) Msgsize() (s int) {
 func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(3)
-	var zb0001Mask uint8 /* 3 bits */
+	zb0001Len := uint32(4)
+	var zb0001Mask uint8 /* 4 bits */
 	_ = zb0001Mask
 	if z.Reuse == false {
 		zb0001Len--
 		zb0001Mask |= 0x4
+	}
+	if z.Patience == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x8
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -749,6 +753,11 @@ func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "reuse"
 			o = append(o, 0xa5, 0x72, 0x65, 0x75, 0x73, 0x65)
 			o = msgp.AppendBool(o, z.Reuse)
+		}
+		if (zb0001Mask & 0x8) == 0 { // if not omitted
+			// string "patience"
+			o = append(o, 0xa8, 0x70, 0x61, 0x74, 0x69, 0x65, 0x6e, 0x63, 0x65)
+			o = msgp.AppendFloat64(o, z.Patience)
 		}
 	}
 	return
@@ -790,6 +799,12 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Reuse")
 				return
 			}
+		case "patience":
+			z.Patience, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Patience")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -804,7 +819,7 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterCreate) Msgsize() (s int) {
-	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize
+	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize + 9 + msgp.Float64Size
 	return
 }
 
@@ -1030,8 +1045,8 @@ func (z *ClusterInfo) Msgsize() (s int) {
 func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(4)
-	var zb0001Mask uint8 /* 4 bits */
+	zb0001Len := uint32(7)
+	var zb0001Mask uint8 /* 7 bits */
 	_ = zb0001Mask
 	if z.Kind == "" {
 		zb0001Len--
@@ -1040,6 +1055,18 @@ func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Drain == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x8
+	}
+	if z.Ranks == nil {
+		zb0001Len--
+		zb0001Mask |= 0x10
+	}
+	if z.Why == "" {
+		zb0001Len--
+		zb0001Mask |= 0x20
+	}
+	if z.Final == false {
+		zb0001Len--
+		zb0001Mask |= 0x40
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -1061,6 +1088,24 @@ func (z *ClusterRef) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "drain"
 			o = append(o, 0xa5, 0x64, 0x72, 0x61, 0x69, 0x6e)
 			o = msgp.AppendFloat64(o, z.Drain)
+		}
+		if (zb0001Mask & 0x10) == 0 { // if not omitted
+			// string "ranks"
+			o = append(o, 0xa5, 0x72, 0x61, 0x6e, 0x6b, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Ranks)))
+			for za0001 := range z.Ranks {
+				o = msgp.AppendInt(o, z.Ranks[za0001])
+			}
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "why"
+			o = append(o, 0xa3, 0x77, 0x68, 0x79)
+			o = msgp.AppendString(o, z.Why)
+		}
+		if (zb0001Mask & 0x40) == 0 { // if not omitted
+			// string "final"
+			o = append(o, 0xa5, 0x66, 0x69, 0x6e, 0x61, 0x6c)
+			o = msgp.AppendBool(o, z.Final)
 		}
 	}
 	return
@@ -1108,6 +1153,37 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Drain")
 				return
 			}
+		case "ranks":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Ranks")
+				return
+			}
+			if cap(z.Ranks) >= int(zb0002) {
+				z.Ranks = (z.Ranks)[:zb0002]
+			} else {
+				z.Ranks = make([]int, zb0002)
+			}
+			for za0001 := range z.Ranks {
+				z.Ranks[za0001], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Ranks", za0001)
+					return
+				}
+			}
+		case "why":
+			z.Why, bts, err = msgp.ReadStringBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Why")
+				return
+			}
+		case "final":
+			z.Final, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Final")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1122,7 +1198,7 @@ func (z *ClusterRef) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterRef) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + msgp.Float64Size
+	s = 1 + 7 + msgp.Uint32Size + 5 + msgp.StringPrefixSize + len(z.Name) + 5 + msgp.StringPrefixSize + len(z.Kind) + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Ranks) * (msgp.IntSize)) + 4 + msgp.StringPrefixSize + len(z.Why) + 6 + msgp.BoolSize
 	return
 }
 
@@ -2626,9 +2702,9 @@ func (z *Names) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 7
+	// map header, size 8
 	// string "node"
-	o = append(o, 0x87, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
+	o = append(o, 0x88, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
 	o, err = z.Node.MarshalMsg(o)
 	if err != nil {
 		err = msgp.WrapError(err, "Node")
@@ -2661,6 +2737,9 @@ func (z *NodeInfo) MarshalMsg(b []byte) (o []byte, err error) {
 	// string "trip_s"
 	o = append(o, 0xa6, 0x74, 0x72, 0x69, 0x70, 0x5f, 0x73)
 	o = msgp.AppendFloat64(o, z.TripSec)
+	// string "free"
+	o = append(o, 0xa4, 0x66, 0x72, 0x65, 0x65)
+	o = msgp.AppendInt(o, z.Free)
 	return
 }
 
@@ -2759,6 +2838,12 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "TripSec")
 				return
 			}
+		case "free":
+			z.Free, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Free")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2773,7 +2858,7 @@ func (z *NodeInfo) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *NodeInfo) Msgsize() (s int) {
-	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why) + 5 + 1 + 5 + msgp.Float64Size + 10 + msgp.Uint64Size + 6 + msgp.BoolSize + 4 + msgp.BoolSize + 9 + msgp.Float64Size + 7 + msgp.Float64Size
+	s = 1 + 5 + z.Node.Msgsize() + 6 + msgp.StringPrefixSize + len(z.State) + 4 + msgp.StringPrefixSize + len(z.Why) + 5 + 1 + 5 + msgp.Float64Size + 10 + msgp.Uint64Size + 6 + msgp.BoolSize + 4 + msgp.BoolSize + 9 + msgp.Float64Size + 7 + msgp.Float64Size + 5 + msgp.IntSize
 	return
 }
 
@@ -3382,8 +3467,8 @@ func (z *PlanRequest) Msgsize() (s int) {
 func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(8)
-	var zb0001Mask uint8 /* 8 bits */
+	zb0001Len := uint32(9)
+	var zb0001Mask uint16 /* 9 bits */
 	_ = zb0001Mask
 	if z.CPUs == 0 {
 		zb0001Len--
@@ -3404,6 +3489,10 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Node == "" {
 		zb0001Len--
 		zb0001Mask |= 0x80
+	}
+	if z.Wait == false {
+		zb0001Len--
+		zb0001Mask |= 0x100
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -3447,6 +3536,11 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "node"
 			o = append(o, 0xa4, 0x6e, 0x6f, 0x64, 0x65)
 			o = msgp.AppendString(o, z.Node)
+		}
+		if (zb0001Mask & 0x100) == 0 { // if not omitted
+			// string "wait"
+			o = append(o, 0xa4, 0x77, 0x61, 0x69, 0x74)
+			o = msgp.AppendBool(o, z.Wait)
 		}
 	}
 	return
@@ -3540,6 +3634,12 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Node")
 				return
 			}
+		case "wait":
+			z.Wait, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Wait")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3561,7 +3661,7 @@ func (z *PoolCreate) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
 		}
 	}
-	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node)
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize
 	return
 }
 

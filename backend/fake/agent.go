@@ -528,7 +528,11 @@ func (a *Agent) stop(req *wire.Stop) {
 		if a.script.Stop != nil {
 			a.script.Stop(w)
 		}
-		w.Die(wire.Exited{Asked: true, Why: req.Why})
+		exit := wire.Exited{Asked: true, Why: req.Why}
+		if req.GraceSeconds == 0 {
+			exit.Signal, exit.Why = "SIGKILL", "killed by SIGKILL ("+req.Why+")"
+		}
+		w.Die(exit)
 	}
 }
 

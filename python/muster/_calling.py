@@ -20,7 +20,7 @@ from ._unanswered import Due, Hold, MovedOn
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
-_SPLIT, _WAITING, _MARKED, _KEEP, _WHOLE = 1, 2, 4, 8, 16
+_SPLIT, _WAITING, _MARKED, _KEEP, _WHOLE, _APART = 1, 2, 4, 8, 16, 32
 
 #: Seconds beyond a call's own deadline after which the head itself counts as stuck.
 _HEAD_LATE = 30.0
@@ -43,6 +43,7 @@ class Group:
         "name",
         "number",
         "pickle",
+        "workers",
         "world",
     )
 
@@ -51,7 +52,8 @@ class Group:
         self.connection = connection
         self.number: int = info["number"]
         self.name: str = info["name"]
-        self.world = len(info["workers"])
+        self.workers = [worker["name"] for worker in info["workers"]]
+        self.world = len(self.workers)
         self.class_name = str(description["class"]).removeprefix("__muster_main__.")
         self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
         self.engines: bool = description.get("engines", False)
@@ -116,9 +118,13 @@ class Group:
         kwargs: Mapping[str, Any],
         timeout: float | None,
         how: int = EVERY_RANK,
+        apart: bool = False,
     ) -> list[Ref]:
-        """Call every rank, and return one ref per rank: of what it returned."""
-        flags = _SPLIT | _KEEP
+        """Call every rank, and return one ref per rank: of what it returned.
+
+        Where a rank is dead it fails for all of them, or with ``apart`` for that one alone.
+        """
+        flags = _SPLIT | _KEEP | (_APART if apart else 0)
         while True:
             with self.connection.holding_acks() as hold:
                 route, payload, buffers, due = self._encode(

@@ -189,9 +189,7 @@ class Connection(Sender):
 
     def ask(self, verb: str, message: dict[str, Any], buffers: Sequence[Any] = ()) -> Ref:
         """Send a request; `response` waits for what comes back."""
-        while self._later:
-            told = _wire.pack(self._later.popleft())
-            self._send(_wire.KIND_REQUEST, next(self._ids), told, keep=True)
+        self._send_left()
         reply = Ref(self, next(self._ids))
         self._pending[reply._id] = reply
         try:
@@ -206,13 +204,25 @@ class Connection(Sender):
         return reply
 
     def later(self, verb: str, message: dict[str, Any]) -> None:
-        """Leave a request to be sent before the next one; takes no lock, waits for nothing."""
+        """Leave a request to be sent before the next one, or by who waits for the response to
+        one; takes no lock, waits for nothing."""
         self._later.append([verb, message])
+
+    def _send_left(self) -> None:
+        while self._later:
+            told = _wire.pack(self._later.popleft())
+            self._send(_wire.KIND_REQUEST, next(self._ids), told, keep=True)
 
     def response(self, reply: Ref, verb: str, timeout: float | None) -> dict[str, Any]:
         deadline = None if timeout is None else monotonic() + timeout
-        if not self.wait_one(reply, deadline):
-            raise _errors.DeadlineError(f"the head did not answer {verb} within {timeout:g} s")
+
+        def stirs() -> bool:
+            return reply._state != PENDING or bool(self._later)
+
+        while reply._state == PENDING:
+            if not self.wait(stirs, (reply,), deadline):
+                raise _errors.DeadlineError(f"the head did not answer {verb} within {timeout:g} s")
+            self._send_left()  # what the response waits for may be among it
         return reply_map(reply)
 
     # --- coming back -----------------------------------------------------

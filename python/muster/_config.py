@@ -85,6 +85,12 @@ class WorkerConfig:
     #: Restarts within ``restart_window`` seconds, 3 in 600 by default; then it is "fail".
     max_restarts: int | None = None
     restart_window: float | None = None
+    #: GPUs that a service takes: a whole number, or the part of one (0.25). The head chooses
+    #: them among those that other services have left: of all that there are, or with
+    #: ``resource_manager`` of that pool, and of what ``device_mapping`` names of it.
+    gpus: float | None = None
+    #: Seconds that it waits for GPUs that others have, 30 by default.
+    gpus_timeout: float | None = None
     #: Lets the devices of one worker lie on several nodes.
     span_nodes: bool = False
     #: The node of the pool that CPU workers run on, by name; by default they are spread.
@@ -149,7 +155,7 @@ class WorkerConfig:
                     "or a list of global device ids"
                 )
             listed = [_integer("an id in device_mapping", entry) for entry in mapping]
-        return {
+        spec = {
             "name": name,
             "world": _count("world_size", self.world_size),
             "has_mapping": mapping is not None,
@@ -171,6 +177,9 @@ class WorkerConfig:
             "restart_window": as_seconds("restart_window", self.restart_window),
             "pickle": _pickle(self.pickle),
         }
+        if self.gpus:
+            spec["gpus"] = _number("gpus", self.gpus)
+        return spec
 
     def environment(self) -> dict[str, str]:
         """``env`` and ``system_envs`` as one."""
@@ -248,6 +257,12 @@ def _count(label: str, value: Any) -> int:
     if value is not None and number < 1:
         raise ValueError(f"{label} is {value}; it must be 1 or more, or None")
     return number
+
+
+def _number(label: str, value: Any) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{label} is {value!r}; it must be a number")
+    return float(value)
 
 
 def as_seconds(label: str, value: Any) -> float:

@@ -82,7 +82,8 @@ class ResourceManager:
     as one node each. With Ray's nodes the pool is a placement group of one bundle per
     node: ``cpus_per_node`` are held beside the GPUs (this machine's own are not counted),
     and ``labels`` and ``accelerator_type`` (as "H100") choose among nodes. ``node`` names the one node that
-    will do, as `muster.nodes` names it.
+    will do, as `muster.nodes` names it. With ``wait``, what others hold is waited for, until
+    the timeout.
 
     It can be pickled: workers can make clusters in it, and it stays with who made it.
     """
@@ -98,6 +99,7 @@ class ResourceManager:
         labels: Mapping[str, str] | None = None,
         accelerator_type: str | None = None,
         node: str | None = None,
+        wait: bool = False,
     ) -> None:
         asked = _asked(
             num_gpus_per_node,
@@ -108,6 +110,7 @@ class ResourceManager:
             labels=labels,
             accelerator_type=accelerator_type,
             node=node,
+            wait=wait,
         )
         connection = _context.connection("ResourceManager()")
         with _context.waiting():
@@ -194,12 +197,13 @@ class ResourceManager:
         return [devices_of(worker, self.id) for worker in planned["workers"]]
 
     def destroy_placement_group(self) -> None:
-        """End the workers on this pool and give it back. It may be called again."""
+        """End all that runs on this pool, whoever made it, and give it back. It may be called
+        again. Who got the pool from another ends the clusters that it made itself there."""
         for cluster in list(self._clusters):
             cluster.shutdown()
         ours = self._release is not None and self._release.detach() is not None
         if ours and self._connection.alive():
-            self._connection.request("pool.release", {"pool": self.id})
+            self._connection.request("pool.end", {"pool": self.id})
 
     def __enter__(self) -> ResourceManager:
         return self
@@ -215,8 +219,8 @@ class ResourceManager:
 
 
 def nodes() -> list[dict[str, Any]]:
-    """All nodes that there are: dicts of name, address, cores, memory (bytes), devices, state,
-    and ``here`` for the one that this process runs on.
+    """All nodes that there are: dicts of name, address, cores, memory (bytes), devices, ``free``
+    (how many of them no pool holds), state, and ``here`` for the one that this process runs on.
 
     Those that are starting are waited for; one that takes longer than half a minute has the
     state "joining". Else it is "up", "suspect", "away" or "lost"; and "unused" for a node of a
@@ -233,6 +237,7 @@ def nodes() -> list[dict[str, Any]]:
             "cores": entry["node"]["cores"],
             "memory": entry["node"]["memory"],
             "devices": entry["node"]["devices"],
+            "free": entry["free"],
             "state": entry["state"],
             "here": entry["node"]["index"] == own
             or (identity is not None and entry["node"]["name"] == identity.node),
@@ -251,6 +256,7 @@ def _asked(
     labels: Mapping[str, str] | None,
     accelerator_type: str | None,
     node: str | None = None,
+    wait: bool = False,
 ) -> dict[str, Any]:
     """The request for a pool."""
     for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
@@ -271,6 +277,7 @@ def _asked(
         "labels": {str(key): str(value) for key, value in (labels or {}).items()},
         "accelerator_type": accelerator_type or "",
         "node": node or "",
+        "wait": bool(wait),
     }
 
 

@@ -11,12 +11,14 @@ from typing import Any
 
 from . import _context, _errors
 from ._cluster import Cluster, describe_class, encode_setup, runtime_of
-from ._config import WorkerConfig, as_worker_config, command_of
+from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._handles import WorkerHandle
 from ._refs import Ref, get
 from ._resources import ResourceManager
 
 _KIND = "service"
+#: Seconds that one waits for GPUs that others have.
+_PATIENCE = 30.0
 
 
 class Service(WorkerHandle):
@@ -62,7 +64,7 @@ def service(
     ``get_or_create=False`` a name that is taken is a ValueError. A service can be made and
     found by the script and by every worker; it lives until `Service.shutdown`, or as long as
     the script. ``config`` says what surrounds it: environment, interpreter,
-    ``max_concurrency``, devices (with ``resource_manager``); by default it is a CPU worker.
+    ``max_concurrency``, ``gpus``; by default it is a CPU worker.
     """
     return create(cls, name, args, kwargs, config=config, get_or_create=get_or_create)
 
@@ -95,23 +97,30 @@ def create(
     spec["class"] = where
     spec["runtime"] = runtime_of(config)
     pool = config.resource_manager
-    if pool is None:
-        if config.device_mapping is not None:
-            raise ValueError(
-                f"device_mapping={config.device_mapping!r} names devices of a pool: say which by "
-                "WorkerConfig(resource_manager=ResourceManager(...))"
-            )
-        pool = ResourceManager(num_gpus_per_node=0, num_nodes=1, node=config.node)
-    # After the pool, with whose nodes come stores.
+    if pool is None and config.device_mapping is not None:
+        raise ValueError(
+            f"device_mapping={config.device_mapping!r} names devices of a pool: say which by "
+            "WorkerConfig(resource_manager=ResourceManager(...))"
+        )
     what = f"the arguments of service {name}"
-    spec["config"], buffers = encode_setup(given, spec["pickle"], what)
-    request = {"pool": pool.id, "spec": spec, "reuse": bool(get_or_create)}
+    spec["config"], buffers = encode_setup(given, spec["pickle"], what, _have_a_store)
+    request: dict[str, Any] = {
+        "pool": 0 if pool is None else pool.id,  # 0: one of its own, which goes with it
+        "spec": spec,
+        "reuse": bool(get_or_create),
+    }
+    if config.gpus:
+        patience = _PATIENCE if config.gpus_timeout is None else config.gpus_timeout
+        request["patience"] = as_seconds("gpus_timeout", patience)
     with _context.waiting():
         info = connection.request("cluster.create", request, buffers=buffers)
     session = _context.session()
     if session is not None:
         session.clusters.add(info["number"])
-    return _of(name, info, spec["pickle"])
+    made = _of(name, info, spec["pickle"])
+    if pool is not None:
+        pool._clusters.add(made._cluster)
+    return made
 
 
 def get_service(name: str) -> Service:
@@ -131,6 +140,11 @@ def _of(name: str, info: dict[str, Any], pickle: str = "on") -> Service:
     cluster = Cluster._attach(name, info["number"], pickle)
     cluster._adopt(info)
     return Service(cluster)
+
+
+def _have_a_store() -> None:
+    """Large arguments need one before the head makes a pool: with the first pool there is."""
+    ResourceManager(num_gpus_per_node=0, num_nodes=1)
 
 
 def _value(arg: Any) -> Any:

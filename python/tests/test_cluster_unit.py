@@ -54,6 +54,7 @@ def head() -> Iterator[FakeHead]:
     fake.verbs = {
         "pool.create": lambda _: POOL,
         "pool.release": lambda _: {},
+        "pool.end": lambda _: {},
         "cluster.create": lambda _: info,
         "cluster.describe": lambda _: info,
         "cluster.stop": lambda _: {"mark": 0},
@@ -342,7 +343,7 @@ def test_a_pool_is_released_once(head: FakeHead) -> None:
     rm = muster.ResourceManager(8, 1)
     rm.destroy_placement_group()
     rm.destroy_placement_group()
-    releases = [verb for verb, _ in head.requests].count("pool.release")
+    releases = [verb for verb, _ in head.requests].count("pool.end")
     assert releases == 1
     dropped = muster.ResourceManager(8, 1)
     del dropped

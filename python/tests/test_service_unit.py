@@ -22,7 +22,8 @@ NODE = {
     "devices": [],
 }
 OTHER = {**NODE, "index": -1, "name": "node-1"}
-UNUSED = {"state": "unused"}
+UNUSED = {"state": "unused", "free": 0}
+UP = {"state": "up", "free": 1}
 POOL = {"id": 3, "per_node": 0, "nodes": [NODE]}
 METHODS = (method("add", "", param("n")), method("name", ""))
 
@@ -53,11 +54,12 @@ def head() -> Iterator[FakeHead]:
     fake.verbs = {
         "pool.create": lambda _: POOL,
         "pool.release": lambda _: {},
+        "pool.end": lambda _: {},
         "cluster.create": made,
         "cluster.describe": describe,
         "cluster.stop": lambda _: {"mark": 0},
         "service.list": lambda _: {"names": list(living)},
-        "nodes": lambda _: {"nodes": [{"node": NODE, "state": "up"}, {"node": OTHER, **UNUSED}]},
+        "nodes": lambda _: {"nodes": [{"node": NODE, **UP}, {"node": OTHER, **UNUSED}]},
     }
     fake.on_call = echo
     with Session(fake):
@@ -73,19 +75,20 @@ def test_what_is_asked_for(head: FakeHead) -> None:
     assert isinstance(svc, Service)
     [asked] = sent(head, "cluster.create")
     spec = asked["spec"]
-    assert (asked["pool"], asked["reuse"]) == (3, True)
+    assert (asked["pool"], asked["reuse"]) == (0, True)  # the head makes it one
+    assert not sent(head, "pool.create")
     assert (spec["name"], spec["kind"], spec["world"]) == ("svc", "service", 0)
     assert spec["class"] == {"module": __name__, "name": "Plain", "pickle": b""}
     assert _values.decode(spec["config"]) == ((1,), {"b": [2]})
     assert (spec["env"], spec["node"]) == ({"A": "1"}, "node-0")
-    assert sent(head, "pool.create")[0]["node"] == "node-0"
+    assert "gpus" not in spec and "patience" not in asked
 
 
 def test_a_living_one_is_found_without_a_pool(head: FakeHead) -> None:
     first = muster.service(Plain, "svc")
     again = muster.service(Plain, "svc", "other", "arguments")
     assert first == again
-    assert len(sent(head, "cluster.create")) == len(sent(head, "pool.create")) == 1
+    assert len(sent(head, "cluster.create")) == 1
     assert sent(head, "cluster.describe")[-1] == {"number": 0, "name": "svc", "kind": "service"}
     assert muster.list_services() == ["svc"]
     muster.service(Plain, "svc", get_or_create=False)  # for the head to refuse
@@ -107,6 +110,19 @@ def test_where_it_runs(head: FakeHead) -> None:
     assert len(sent(head, "pool.create")) == 1
     with pytest.raises(ValueError, match="WorkerConfig\\(resource_manager="):
         muster.service(Plain, "other", config={"device_mapping": "0"})
+
+
+def test_gpus_that_the_head_chooses(head: FakeHead) -> None:
+    muster.service(Plain, "half", config=WorkerConfig(gpus=0.5))
+    rm = ResourceManager(2, 1)
+    config = WorkerConfig(gpus=1, gpus_timeout=0, device_mapping="0-1", resource_manager=rm)
+    muster.service(Plain, "one", config=config)
+    half, one = sent(head, "cluster.create")
+    assert (half["pool"], half["spec"]["gpus"], half["patience"]) == (0, 0.5, 30.0)
+    assert (one["pool"], one["spec"]["gpus"], one["patience"]) == (rm.id, 1.0, 0.0)
+    assert one["spec"]["mapping_text"] == "0-1"
+    with pytest.raises(TypeError, match="gpus is '1'"):
+        muster.service(Plain, "odd", config={"gpus": "1"})
 
 
 def test_refused_before_anything_is_sent(head: FakeHead) -> None:
@@ -205,14 +221,15 @@ def test_a_pool_can_be_passed_on(head: FakeHead) -> None:
     copy.destroy_placement_group()
     del copy
     muster.list_services()  # what was left to be sent goes with it
-    assert not sent(head, "pool.release")
+    assert not sent(head, "pool.release") and not sent(head, "pool.end")
     rm.destroy_placement_group()
-    assert len(sent(head, "pool.release")) == 1
+    assert len(sent(head, "pool.end")) == 1
 
 
 def test_nodes(head: FakeHead) -> None:
     node, other = muster.nodes()
     assert (node["name"], node["cores"], node["state"]) == ("node-0", 8, "up")
     assert (other["name"], other["state"]) == ("node-1", "unused")
+    assert (node["free"], other["free"]) == (1, 0)
     assert (node["here"], other["here"]) == (True, False)
     assert sent(head, "nodes") == [{"wait_s": 30.0}]

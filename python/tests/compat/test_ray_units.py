@@ -1,4 +1,4 @@
-"""What of `muster.compat.ray` needs no session: names, options, errors, shares of devices."""
+"""What of `muster.compat.ray` needs no session: names, options, errors, places."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import muster
 from muster import _errors
 from muster.compat import ray as compat
-from muster.compat.ray import _devices, _host, _names, _options, exceptions
+from muster.compat.ray import _host, _names, _options, exceptions
 from muster.compat.ray.util.placement_group import Bundle, PlacementGroup
 from muster.compat.ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -133,25 +133,24 @@ def test_node_ids_that_are_none(ident: str) -> None:
 # --- devices ------------------------------------------------------------------------------
 
 
-def pool(count: int) -> _devices.Pool:
-    manager: Any = SimpleNamespace(id=1, gpu_per_node=8, nodes=[{"name": "a"}])
-    return _devices.Pool(Bundle(manager, 0, 2, count))
+def test_places_in_a_group() -> None:
+    def pool(ident: int) -> Any:
+        return SimpleNamespace(id=ident, gpu_per_node=4, nodes=[{"name": "a"}, {"name": "b"}])
 
-
-def test_devices_are_shared_out() -> None:
-    made = pool(3)
-    assert made.take(2) == [0, 1]
-    assert made.take(2) is None
-    assert made.take(0.5) == [2] and made.take(0.5) == [2] and made.take(0.1) is None
-    made.give_back([0, 1], 2)
-    assert made.take(0.1) == [0] and made.take(1) == [1]
-    assert [made.bundle.device(i) for i in range(3)] == [2, 3, 4]
-
-
-def test_a_hundred_small_parts_fit_on_one() -> None:
-    made = pool(1)
-    assert all(made.take(0.01) == [0] for _ in range(100))
-    assert made.take(0.01) is None
+    group = PlacementGroup([{"GPU": 4}, {"GPU": 2}, {"GPU": 1}], "PACK", "")
+    group._reserved = [Bundle(pool(1), 1, 0, 4), Bundle(pool(1), 0, 2, 2), Bundle(pool(2), 0, 0, 1)]
+    places = _options._places({"placement_group": group, "num_gpus": 2})
+    assert [(place["resource_manager"].id, place["device_mapping"]) for place in places] == [
+        (1, [4, 5, 6, 7, 2, 3])
+    ]
+    assert len(_options._places({"placement_group": group, "num_gpus": 0.5})) == 2
+    strategy = PlacementGroupSchedulingStrategy(group, 1)
+    (place,) = _options._places({"scheduling_strategy": strategy})
+    assert place["node"] == "a"
+    with pytest.raises(ValueError, match="no bundle of the placement group has so many"):
+        _options._places({"placement_group": group, "num_gpus": 5})
+    with pytest.raises(ValueError, match="no bundle 3"):
+        _options._places({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
 
 
 # --- errors -------------------------------------------------------------------------------

@@ -11,22 +11,20 @@ from typing import Any
 from ... import _errors
 from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
 from ..._cluster import Cluster as Native
-from ..._handles import BoundMethod, RemoteMethod, WorkerHandle
+from ..._cluster import get_cluster
+from ..._handles import BoundMethod
 from ..._marks import PerRank
 from ..._methods import Method as _Method
 from ..._refs import Ref
 from ..._register import Dispatch
 from ..._worker import RankInfo
 from .. import ray
-from ..ray import _refs, _values
+from ..ray._workers import Arguments, Worker, identity, meant, opened, values
 from . import modes
 from .config import WorkerConfig
 from .proto import DataProto, ObjectRefWrap, rpc_timeout
 from .resources import ResourceManager
 from .worker import devices_info
-
-#: Positional arguments, and those by name.
-Arguments = tuple[Any, Any]
 
 
 class Cluster(Native):
@@ -53,7 +51,12 @@ class Cluster(Native):
         if config.python is None:
             config.preload = (*_preload(found), *config.preload)
         pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
-        super().__init__(name, found, pool, config)
+        try:
+            super().__init__(name, found, pool, config)
+        except ValueError:
+            if not _ended(name):
+                raise
+            super().__init__(name, found, pool, config)
         self.worker_config = worker_config
         self.resource_manager = resource_manager  # type: ignore[assignment]
         self._allocated = places
@@ -77,11 +80,11 @@ class Cluster(Native):
 
     def execute_all_async(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
-    ) -> list[Ref]:
+    ) -> list[Any]:
         """Call a method on every rank; a ref for each. Lists of world_size are spread."""
         group = self._group()
         args, kwargs = spread(group.world, *meant(args, kwargs))
-        return group.start_each(group.method(method_name), args, kwargs, None)
+        return _each(group, group.method(method_name), args, kwargs)
 
     def execute_rank_zero_sync(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
@@ -92,10 +95,9 @@ class Cluster(Native):
 
     def execute_rank_zero_async(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
-    ) -> Ref:
+    ) -> Any:
         """Call a method on rank 0 alone; a ref of its result."""
-        group = self._group()
-        return group.start(group.method(method_name), ONE_RANK, 0, *meant(args, kwargs), None)
+        return self.workers[0]._start(method_name, args, kwargs)
 
     execute_all = execute_all_async  # type: ignore[assignment]
     execute_rank_zero = execute_rank_zero_async  # type: ignore[assignment]
@@ -103,9 +105,9 @@ class Cluster(Native):
     # --- what it is ------------------------------------------------------------------------
 
     @property
-    def workers(self) -> list[WorkerHandle]:
+    def workers(self) -> list[Worker]:  # type: ignore[override]  # whose methods are an actor's
         """A handle for each worker, by rank."""
-        return [Handle(self, rank) for rank in range(self.world_size)]
+        return [Worker(self, rank) for rank in range(self.world_size)]
 
     def get_rank_info(self, rank: int) -> RankInfo:
         """A rank's place in the parallel layout, as it is now."""
@@ -148,6 +150,18 @@ def _preload(worker_cls: Any) -> list[str]:
     return found
 
 
+def _ended(name: str) -> bool:
+    """Whether a name is free again: its cluster had no living worker any more, and is ended."""
+    try:
+        cluster = get_cluster(name)
+    except _errors.NotFoundError:
+        return True
+    if any(worker["state"] != "dead" for worker in cluster._info()["workers"]):
+        return False
+    cluster.shutdown()
+    return True
+
+
 def _attached(
     name: str, number: int, pickle: str, config: WorkerConfig | None, initialized: bool
 ) -> Cluster:
@@ -156,28 +170,6 @@ def _attached(
     cluster.worker_config = config
     cluster.initialized = initialized
     return cluster
-
-
-class Handle(WorkerHandle):
-    """One worker: ``handle.method.remote(...)`` as an actor's."""
-
-    def __getattr__(self, name: str) -> RemoteMethod:
-        super().__getattr__(name)  # raises for what is none
-        return Remote(self, name)
-
-    def __reduce__(self) -> Any:
-        return Handle, (self._cluster, self.rank)
-
-
-class Remote(RemoteMethod):
-    """A method of one worker; all arguments are the method's own."""
-
-    __slots__ = ()
-
-    def remote(self, *args: Any, **kwargs: Any) -> Ref:
-        """Start the call and return a ref."""
-        group, rank = self._handle._cluster._group(), self._handle.rank
-        return group.start(group.method(self._name), ONE_RANK, rank, *meant(args, kwargs), None)
 
 
 class Method:
@@ -208,9 +200,8 @@ class Method:
         if blocking:
             return _run(group, method, AS_REGISTERED, -1, args, kwargs, rpc_timeout())
         if not method.cut:  # RANK_ZERO: one rank, one ref
-            return group.start(method, AS_REGISTERED, -1, args, kwargs, None)
-        refs = group.start_each(method, args, kwargs, None, how=AS_REGISTERED)
-        return self._wrapped(refs)
+            return _ref_of(group, group.start(method, AS_REGISTERED, -1, args, kwargs, None), 0)
+        return self._wrapped(_each(group, method, args, kwargs, AS_REGISTERED))
 
     def _by_functions(
         self,
@@ -226,7 +217,7 @@ class Method:
         if blocking:
             results = _run(group, method, EVERY_RANK, -1, args, kwargs, rpc_timeout())
             return collect(cluster, results)
-        return collect(cluster, group.start_each(method, args, kwargs, None))
+        return collect(cluster, _each(group, method, args, kwargs))
 
     def _prepared(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """The arguments as the head takes them; AssertionError for what ROLL refuses."""
@@ -239,8 +230,8 @@ class Method:
         return args, kwargs
 
     def _by_rows(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        args = [_opened(arg) for arg in args]
-        kwargs = {name: _opened(arg) for name, arg in kwargs.items()}
+        args = [opened(arg) for arg in args]
+        kwargs = {name: opened(arg) for name, arg in kwargs.items()}
         given = [pair for pair in modes.labelled(args, kwargs) if not isinstance(pair[1], Ref)]
         for label, arg in given:
             # dp_size divides world_size, so that mostly nobody has to be asked for it.
@@ -257,7 +248,7 @@ class Method:
             deal = modes.dispatch_dp_mp_dispatch_first
         return _per_rank(*deal(self._cluster, *args, **kwargs))
 
-    def _wrapped(self, refs: list[Ref]) -> list[Any]:
+    def _wrapped(self, refs: list[Any]) -> list[Any]:
         mode = self._method.cut
         if mode == Dispatch.ONE_TO_ALL_ONE:
             wrapped: list[Any] = modes.collect_all_to_one(self._cluster, refs)
@@ -300,6 +291,18 @@ def _run(
         raise ray.exceptions.translate(error, "") from None
 
 
+def _each(
+    group: Group, method: _Method, args: Any, kwargs: Any, how: int = EVERY_RANK
+) -> list[Any]:
+    """Call every rank: a ref for each. A rank that is dead fails its own alone."""
+    refs = group.start_each(method, args, kwargs, None, how, apart=True)
+    return [_ref_of(group, ref, rank) for rank, ref in enumerate(refs)]
+
+
+def _ref_of(group: Group, ref: Ref, rank: int) -> Any:
+    return ray.ObjectRef(ref, actor=identity(group.workers[rank]))
+
+
 def spread(world: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Give each rank its element where every argument is a list of world_size; else all to all."""
     given = [*args, *kwargs.values()]
@@ -312,41 +315,3 @@ def _per_rank(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     return [PerRank(values(arg)) for arg in args], {
         name: PerRank(values(arg)) for name, arg in kwargs.items()
     }
-
-
-# --- refs as arguments -----------------------------------------------------------------------
-
-
-def meant(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """The arguments, where one is a ref of `compat.ray`'s: as a call of Muster's takes it."""
-    return [_meant(arg) for arg in args], {name: _meant(arg) for name, arg in kwargs.items()}
-
-
-def _meant(arg: Any) -> Any:
-    if isinstance(arg, Ref) or not isinstance(arg, ray.ObjectRef):
-        return arg
-    if arg._sent:  # its value lies with the keeper
-        return ray.get(arg)
-    found = _refs.passed(arg)
-    return Opened(found) if isinstance(found, _values.Kept) else _values.unboxed(found)
-
-
-def _opened(arg: Any) -> Any:
-    return arg.box.open() if isinstance(arg, Opened) else arg
-
-
-def values(arg: Any) -> Any:
-    """A list of which each rank gets one, with values in the place of refs."""
-    if not any(isinstance(one, ray.ObjectRef) for one in arg):
-        return arg
-    return [ray.get(one) if isinstance(one, ray.ObjectRef) else one for one in arg]
-
-
-class Opened:
-    """A value that was put, on its way: large parts by reference, and open when it arrives."""
-
-    def __init__(self, box: _values.Kept) -> None:
-        self.box = box
-
-    def __reduce__(self) -> Any:
-        return _values.unboxed, (self.box,)

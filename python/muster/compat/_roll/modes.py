@@ -15,9 +15,9 @@ from functools import wraps
 from itertools import chain
 from typing import Any, TypeVar
 
-from ..._refs import Ref
 from ..._register import Dispatch, Execute
 from ..._register import register as mark
+from ..ray import ObjectRef
 from .proto import DataProto, ObjectRefWrap
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -221,7 +221,7 @@ def collect_all_to_all(cluster: Any, output: list[Any]) -> list[Any]:
 def collect_all_to_one(cluster: Any, output: list[Any]) -> Any:
     """Rank 0's result."""
     assert len(output) == cluster.world_size
-    if isinstance(output[0], Ref):
+    if isinstance(output[0], ObjectRef):
         return [ObjectRefWrap(ref, collected=rank == 0) for rank, ref in enumerate(output)]
     return output[0]
 
@@ -229,7 +229,7 @@ def collect_all_to_one(cluster: Any, output: list[Any]) -> Any:
 def collect_dp_mp_compute(cluster: Any, output: list[Any]) -> Any:
     """The results of each dp rank: lists chained, DataProtos concatenated."""
     ours = [collected(cluster.get_rank_info(rank=rank)) for rank in range(cluster.world_size)]
-    if isinstance(output[0], Ref):
+    if isinstance(output[0], ObjectRef):
         return [ObjectRefWrap(r, collected=own) for r, own in zip(output, ours, strict=True)]
     kept = [result for result, own in zip(output, ours, strict=True) if own]
     if all(isinstance(result, list) for result in kept):

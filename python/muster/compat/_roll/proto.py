@@ -17,7 +17,6 @@ import numpy as np
 
 from ... import _metas, _values, _worker
 from ..._batch import Batch
-from ..._refs import Ref
 from . import tensors
 from .merging import custom_np_concatenate, merged_meta, united, united_arrays, united_tensors
 from .tensors import of as _tensors_of
@@ -362,7 +361,7 @@ class DataProto:
         """Wait for refs and concatenate what comes; of wrapped ones, what counts."""
         from .. import ray
 
-        if isinstance(data_refs, (DataProto, Ref, ObjectRefWrap)):
+        if isinstance(data_refs, (DataProto, ray.ObjectRef, ObjectRefWrap)):
             data_refs = [data_refs]
         if timeout is _FROM_ENVIRONMENT:
             timeout = rpc_timeout()

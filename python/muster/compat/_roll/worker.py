@@ -11,6 +11,7 @@ from typing import Any
 from ..._register import Dispatch
 from ..._worker import Worker as Native
 from ..._worker import _visible_devices
+from ..ray import _state, _workers
 from .config import WorkerConfig
 from .modes import register
 from .proto import DataProto
@@ -25,6 +26,7 @@ class Worker(Native):
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         super().__init__(worker_config)
+        _enter(self.worker_name, bool(worker_config.device_mapping))
         self.pipeline_config: Any = None
         self.strategy: Any = None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -129,6 +131,12 @@ class Worker(Native):
             self.logger.warning("%s has no strategy: %s does nothing", self.worker_name, method)
             return None
         return getattr(self.strategy, method)(*args, **kwargs)
+
+
+def _enter(name: str, devices: bool) -> None:
+    """Be an actor of that name, for those who ask where they run."""
+    taken = {"CPU": 0.01, "GPU": 0.01} if devices else {"CPU": 0.01}
+    _state.enter(_state.Actor(_workers.identity(name), name, _workers.NAMESPACE, taken))
 
 
 def devices_info(places: list[dict[str, Any]]) -> list[dict[str, Any]]:

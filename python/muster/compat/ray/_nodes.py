@@ -8,7 +8,7 @@ from typing import Any
 import muster
 
 from ... import _context
-from . import _devices, _state
+from . import _state
 
 _turns = itertools.count()
 #: How Ray calls the devices of each kind.
@@ -75,28 +75,19 @@ def cluster_resources() -> dict[str, float]:
 
 def available_resources() -> dict[str, float]:
     """What no pool holds. Muster does not count cores and memory: all of those are there."""
-    _devices.sweep()
-    total = cluster_resources()
-    status = _context.connection("available_resources()").request("status", {})
-    for pool in status["pools"]:
-        for node in pool["nodes"]:
-            for device in node["devices"]:
-                total[_key(device)] = max(0.0, total.get(_key(device), 0.0) - 1)
-    return {key: amount for key, amount in total.items() if amount}
+    free = [_resources(node, node["free"]) for node in muster.nodes() if node["state"] in _ALIVE]
+    return {key: amount for key, amount in _sum(free).items() if amount}
 
 
-def _key(device: dict[str, Any]) -> str:
-    return _KEYS.get(device["kind"], "GPU")
-
-
-def _resources(node: dict[str, Any]) -> dict[str, float]:
+def _resources(node: dict[str, Any], devices: int | None = None) -> dict[str, float]:
     found = {
         "CPU": float(node["cores"]),
         "memory": float(node["memory"]),
         f"node:{node['address']}": 1.0,
     }
-    for device in node["devices"]:
-        found[_key(device)] = found.get(_key(device), 0.0) + 1
+    if node["devices"]:
+        key = _KEYS.get(node["devices"][0]["kind"], "GPU")
+        found[key] = float(len(node["devices"]) if devices is None else devices)
     return found
 
 

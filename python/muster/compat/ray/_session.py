@@ -9,7 +9,7 @@ from typing import Any
 import muster
 
 from ... import _context
-from . import _devices, _nodes, _options, _state
+from . import _nodes, _options, _state
 from .util.placement_group import forget as _forget_groups
 
 #: What only concerns processes of Ray's own.
@@ -141,7 +141,6 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
             else:
                 os.environ[key] = value
     _forget_groups()
-    _devices.forget()
     muster.shutdown()
 
 

@@ -7,18 +7,19 @@ and what is known of the class; it can be sent to others.
 from __future__ import annotations
 
 import inspect
-import re
 import weakref
+from abc import ABCMeta
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ... import WorkerHandle, _context, _errors, _service, get_cluster
+from ... import WorkerHandle, _context, _errors, _service
 from ..._refs import Ref
-from . import _host, _names, _options, _state
+from . import _host, _names, _options, _state, _workers
 from ._private.async_compat import has_async_methods
 from ._refs import ObjectRef, failed, namespace_of, passed
 from .exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, translate
+from .util.placement_group import PATIENCE
 
 #: Methods that every actor has.
 _SPECIAL = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
@@ -101,13 +102,6 @@ class ActorClass(_options.Remote):
         namespace = namespace_of(options.get("namespace"))
         name = options.get("name") or ""
         service = _names.service_name(namespace, name) if name else _names.nameless(self.__name__)
-        reuse = bool(options.get("get_if_exists"))
-        if reuse:
-            try:
-                return ActorHandle(_service.get_service(service), self._methods, self.__name__)
-            except _errors.NotFoundError:
-                pass
-        config, share = _options.configured(options)
         group, _ = _options.group_of(options)
         actor = _state.Actor(
             ident=_state.identity(service, 32),
@@ -118,19 +112,16 @@ class ActorClass(_options.Remote):
         )
         host = _host.AsyncHost if has_async_methods(cls) else _host.Host
         spec = _host.Spec(_host.locate(cls), args, kwargs, actor)
+        reuse = bool(options.get("get_if_exists"))
         try:
-            made = _service.create(host, service, (spec,), config=config, get_or_create=reuse)
-        except BaseException as error:
-            if share is not None:
-                share.release()
-            if name and isinstance(error, ValueError) and "living service" in str(error):
+            made = _options.create(host, service, spec, options, PATIENCE, get_or_create=reuse)
+        except ValueError as error:
+            if name and "living service" in str(error):
                 raise ActorAlreadyExistsError(
                     f"there is a living actor {name!r} in namespace {namespace!r} already: use "
                     "another name, kill() it, or take it with get_if_exists=True"
                 ) from None
             raise
-        if share is not None:
-            share.use(made)
         handle = ActorHandle(made, self._methods, self.__name__)
         if not name and options.get("lifetime") != "detached":
             handle._own()
@@ -149,7 +140,7 @@ class ActorClass(_options.Remote):
 class ActorMethod:
     """A method of an actor: ``method.remote(...)`` calls it."""
 
-    def __init__(self, handle: ActorHandle, name: str, returns: int) -> None:
+    def __init__(self, handle: Any, name: str, returns: int) -> None:
         self._handle = handle
         self._name = name
         self._returns = returns
@@ -167,7 +158,7 @@ class ActorMethod:
         raise TypeError(f"{self._name} is an actor's method: call it by {self._name}.remote()")
 
 
-class ActorHandle:
+class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of workers)
     """A living actor: ``handle.method.remote(...)`` calls it and returns a ref."""
 
     def __init__(self, service: Any, methods: _Methods | None, class_name: str = "") -> None:
@@ -220,7 +211,7 @@ class ActorHandle:
         return ActorMethod(self, name, 1 if methods is None else methods.returns[name])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActorHandle) and self._service == other._service
+        return type(other) is ActorHandle and self._service == other._service
 
     def __hash__(self) -> int:
         return hash(self._service)
@@ -232,6 +223,9 @@ class ActorHandle:
 
     def __repr__(self) -> str:
         return f"Actor({self._class_name or self._service.name}, {self._actor_id.hex()})"
+
+
+ActorHandle.register(WorkerHandle)  # for isinstance: workers of clusters are actors, too
 
 
 def _let_go(connection: Any, number: int) -> None:
@@ -267,14 +261,14 @@ def spread(ref: ObjectRef, returns: int) -> Any:
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
-    """The living actor of that name; or the worker of a cluster, in whatever namespace."""
+    """The living actor of that name; or the worker of a cluster, which is in ROLL's namespace."""
     if not name:
         raise ValueError("get_actor() takes the name of an actor")
     where = namespace_of(namespace)
     try:
         return ActorHandle(_service.get_service(_names.service_name(where, name)), None)
     except _errors.NotFoundError:
-        worker = _worker_named(name)
+        worker = _workers.named(name) if where == _workers.NAMESPACE else None
         if worker is not None:
             return worker
         raise ValueError(
@@ -283,24 +277,16 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
         ) from None
 
 
-def _worker_named(name: str) -> WorkerHandle | None:
-    """A worker of a cluster, as ``actor_train-0-G0``: those are actors in ROLL."""
-    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
-    if found is None:
-        return None
-    try:
-        workers = get_cluster(found[1]).workers
-    except _errors.NotFoundError:
-        return None
-    return next((worker for worker in workers if worker.name == name), None)
-
-
 def kill(actor: Any, *, no_restart: bool = True) -> None:
     """End an actor's process; its calls raise `ActorDiedError`, now and later.
 
+    Of a cluster, one worker; the others go on.
     With ``no_restart=False`` that is as if it had crashed: one with ``max_restarts`` left
     is made again, and takes later calls.
     """
+    if isinstance(actor, WorkerHandle):
+        _workers.kill(actor, no_restart)
+        return
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"kill() takes an actor's handle, not a {type(actor).__name__}")
     if no_restart:

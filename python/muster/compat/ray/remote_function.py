@@ -11,9 +11,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ... import _context, _errors, _service
+from ... import _context, _errors
 from ..._refs import Ref
-from . import _devices, _host, _names, _options, _state
+from . import _host, _names, _options, _state
 from ._refs import ObjectRef, passed
 from .actor import spread
 from .exceptions import WorkerCrashedError, translate
@@ -41,35 +41,55 @@ class RemoteFunction(_options.Remote):
 
 
 class _Worker:
-    """A task's worker and the tasks that it was given."""
+    """A task's worker, and how many tasks it has to do.
 
-    def __init__(self, service: Any) -> None:
+    One with devices ends when it has none, as Ray's does: others may want them.
+    """
+
+    def __init__(self, service: Any, passing: bool) -> None:
         self.service = service
+        self.load = 0
         self.alive = True
-        self.calls: list[Ref] = []
+        self._passing = passing
+        self._failed: list[Ref] = []
+        self._lock = threading.Lock()  # held for no longer than it takes to count
 
-    def load(self) -> int:
-        """How many of its tasks are not done; -1 where it cannot run any more."""
-        done = [call for call in self.calls if call.done()]
-        self.calls = [call for call in self.calls if call not in done]
-        for call in done:
-            self._look_at(call)
-        return len(self.calls) if self.alive else -1
-
-    def _look_at(self, call: Ref) -> None:
-        if not call.failed():
-            return
-        try:
-            ObjectRef(call)._result()  # which goes on after a cancelled one
-        except WorkerCrashedError:
-            self.alive = False
-        except Exception:
-            pass  # the task's own
+    def take(self) -> bool:
+        """Count one more task; False where it cannot run any more."""
+        with self._lock:
+            self.load += self.alive
+            return self.alive
 
     def start(self, args: tuple[Any, ...]) -> Ref:
+        """Begin a task that was counted."""
         call: Ref = self.service.run.remote(*args)
-        self.calls.append(call)
+        pending = [call]
+        call.watch(lambda: self._done(pending))
         return call
+
+    def _done(self, pending: list[Ref]) -> None:
+        with self._lock:
+            if not pending:
+                return  # it was told twice
+            call = pending.pop()
+            if call.failed():
+                self._failed.append(call)
+            self.load -= 1
+            if self.load or not self._passing or not self.alive:
+                return
+            self.alive = False
+        threading.Thread(target=self.service.shutdown, daemon=True).start()
+
+    def look(self) -> bool:
+        """Whether it lives, by what has become of its tasks."""
+        while self._failed:
+            try:
+                ObjectRef(self._failed.pop())._result()  # which goes on after a cancelled one
+            except WorkerCrashedError:
+                self.alive = False
+            except Exception:
+                pass  # the task's own
+        return self.alive
 
 
 class _Crew:
@@ -90,41 +110,29 @@ class _Crew:
                 return self._choose(name).start((found, keys, *values))
 
     def _choose(self, name: str) -> _Worker:
-        loads = [worker.load() for worker in self._workers]
-        for worker in [worker for worker in self._workers if not worker.alive]:
+        """A worker with nothing to do, else a new one; where none can be had, the one that has
+        least to do. The task is counted."""
+        _context.connection().poll()  # what it has done since
+        for worker in [worker for worker in self._workers if not worker.look()]:
             self._workers.remove(worker)
             worker.service.shutdown()
-        loads = [load for load in loads if load >= 0]
-        least = self._workers[loads.index(min(loads))] if loads else None
-        if least is not None and (0 in loads or len(loads) >= _MOST):
-            return least
-        try:
-            config, share = _options.configured(self._options, PATIENCE if least is None else 0)
-        except _errors.ResourceError:
-            if least is None:
-                raise
-            return least  # those who have the devices do one after the other
-        if share is not None:
-            share.lend()  # what tasks use of a group, its actors may use after them
+        least = min(self._workers, key=lambda worker: worker.load, default=None)
+        if least is None or (least.load and len(self._workers) < _MOST):
+            try:
+                return self._make(name, PATIENCE if least is None else 0)
+            except _errors.ResourceError:
+                if least is None:
+                    raise
+                # Those who have the devices do one after the other.
+        return least if least.take() else self._choose(name)
+
+    def _make(self, name: str, patience: float) -> _Worker:
         actor = _state.Actor(resources=_options.amounts(self._options, actor=False))
         label = _names.nameless(f"task-{name}")
-        made = _service.create(_host.TaskHost, label, (actor,), config=config)
-        if share is not None:
-            share.use(made)
-        self._workers.append(_Worker(made))
+        made = _options.create(_host.TaskHost, label, actor, self._options, patience)
+        self._workers.append(_Worker(made, bool(_options.devices_asked(self._options))))
+        self._workers[-1].take()
         return self._workers[-1]
-
-    def give_up_devices(self) -> None:
-        """End the workers that hold devices and have nothing to do."""
-        if not _options.devices_asked(self._options) or not self._lock.acquire(blocking=False):
-            return
-        try:
-            idle = [worker for worker in self._workers if worker.load() == 0]
-            self._workers = [worker for worker in self._workers if worker not in idle]
-        finally:
-            self._lock.release()
-        for worker in idle:
-            worker.service.shutdown()
 
 
 class _Crews:
@@ -142,14 +150,6 @@ def _crew(options: Mapping[str, Any]) -> _Crew:
         if _Crews.session is not connection:
             _Crews.session, _Crews.by_kind = connection, {}
         return _Crews.by_kind.setdefault(kind, _Crew(options))
-
-
-def _give_up_devices() -> None:
-    for crew in list(_Crews.by_kind.values()):
-        crew.give_up_devices()
-
-
-_devices.when_wanted(_give_up_devices)
 
 
 def _kind(options: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import _context, _service
 from ..._runtime.current import current_call
-from . import _names, _nodes, _state
+from . import _names, _nodes, _state, _workers
 
 SCRIPT_MODE, WORKER_MODE = 0, 1
 #: What tells a process which devices of a kind it may use.
@@ -79,6 +79,8 @@ class RuntimeContext:
         actor = _state.actor()
         if not actor.ident:
             raise RuntimeError("this runs in no actor")
+        if (worker := _workers.named(actor.name)) is not None:
+            return worker
         name = os.environ.get("CLUSTER_NAME", "")
         if actor.name:
             name = _names.service_name(actor.namespace, actor.name)

@@ -27,10 +27,13 @@ remove_placement_group = _groups.remove_placement_group
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:
     """The names of living actors; with ``all_namespaces``, dicts of name and namespace."""
+    from .. import _workers
     from .._names import actor_name
     from .._state import namespace
 
     named = [found for service in _service.list_services() if (found := actor_name(service))]
+    if all_namespaces or namespace() == _workers.NAMESPACE:
+        named += [(_workers.NAMESPACE, name) for name in _workers.names()]
     if all_namespaces:
         return [{"name": name, "namespace": where} for where, name in named]
     return [name for where, name in named if where == namespace()]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 #: Seconds that `ready`, and actors with devices, wait for what others hold.
 PATIENCE = 30.0
+_AT_ONCE = 0.01
 _DEVICES = ("GPU", "NPU")
 
 _groups: dict[str, PlacementGroup]
@@ -77,10 +78,6 @@ class PlacementGroup:
         self._reserve(PATIENCE)
         return self._reserved
 
-    def bundles_now(self) -> list[Bundle]:
-        """As `reserved`, without waiting."""
-        return self._reserved
-
     def _reserve(self, timeout: float) -> None:
         if self._removed:
             raise _errors.ReleasedError(f"the placement group {self._name or self._id} was removed")
@@ -128,46 +125,45 @@ class Bundle:
     count: int
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        """What tells it from others."""
-        return self.manager.id, self.node, self.first
-
-    @property
     def node_name(self) -> str:
         """The node, by its name."""
         return str(self.manager.nodes[self.node]["name"])
 
-    def device(self, index: int) -> int:
-        """The number of one of its devices in the pool."""
-        return self.node * self.manager.gpu_per_node + self.first + index
+    def devices(self) -> range:
+        """The numbers of its devices in the pool."""
+        first = self.node * self.manager.gpu_per_node + self.first
+        return range(first, first + self.count)
 
 
 def _reserve(
     bundles: list[dict[str, float]], strategy: str, timeout: float, made: list[ResourceManager]
 ) -> list[Bundle]:
-    """Reserve pools, noted as they are made: one for bundles that share a node, one for alike
-    bundles on nodes of their own, else one each."""
+    """Reserve pools, noted as they are made: one for bundles that are alike, or share a node;
+    else one each."""
 
-    from .._devices import reserve
-
-    def pool(number: int, gpus: int, cpus: float) -> ResourceManager:
-        made.append(reserve(gpus, number, timeout, cpus=cpus))
+    def pool(number: int, gpus: int, cpus: float, strategy: str | None = None) -> ResourceManager:
+        patience = max(timeout, _AT_ONCE)
+        made.append(
+            ResourceManager(
+                gpus, number, timeout=patience, strategy=strategy, cpus_per_node=cpus, wait=True
+            )
+        )
         return made[-1]
 
     gpus = [int(sum(bundle.get(key, 0) for key in _DEVICES)) for bundle in bundles]
     cpus = [float(bundle.get("CPU", 0)) for bundle in bundles]
+    pairs = list(zip(gpus, cpus, strict=True))
+    if strategy == "STRICT_SPREAD" and len(set(gpus)) > 1:
+        raise _errors.InvalidArgumentError(
+            "bundles of STRICT_SPREAD have the same number of GPUs each; these have "
+            f"{', '.join(map(str, gpus))}: make a group of each kind"
+        )
+    if strategy == "STRICT_SPREAD" or len(set(pairs)) == 1:
+        alike = pool(len(bundles), gpus[0], max(cpus), strategy)
+        return [Bundle(alike, i, 0, count) for i, count in enumerate(gpus)]
     if strategy == "STRICT_PACK":
         one = pool(1, sum(gpus), sum(cpus))
         return [Bundle(one, 0, sum(gpus[:i]), count) for i, count in enumerate(gpus)]
-    if strategy == "STRICT_SPREAD":
-        if len(set(gpus)) > 1:
-            raise _errors.InvalidArgumentError(
-                "bundles of STRICT_SPREAD have the same number of GPUs each; these have "
-                f"{', '.join(map(str, gpus))}: make a group of each kind"
-            )
-        spread = pool(len(bundles), gpus[0], max(cpus))
-        return [Bundle(spread, i, 0, count) for i, count in enumerate(gpus)]
-    pairs = zip(gpus, cpus, strict=True)
     return [Bundle(pool(1, count, some), 0, 0, count) for count, some in pairs]
 
 
@@ -200,11 +196,8 @@ def remove_placement_group(placement_group: PlacementGroup) -> None:
     """End what runs in a group and give its resources back. It may be called again."""
     if not isinstance(placement_group, PlacementGroup):
         raise TypeError(f"that is no placement group: {placement_group!r}")
-    from .._devices import end_group
-
     # A copy of it that came inside a value holds nothing itself.
     for group in (_groups.get(placement_group.id, placement_group), placement_group):
-        end_group(group)
         group._remove()
 
 

@@ -1,0 +1,71 @@
+package head
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/muster-rl/muster/spec"
+	"github.com/muster-rl/muster/wire"
+)
+
+// doomedLocked are the workers that a cluster.kill means, and which stay dead if it
+// says so.
+func (cl *cluster) doomedLocked(ref wire.ClusterRef) ([]*worker, error) {
+	workers := slices.Clone(cl.workers)
+	if len(ref.Ranks) > 0 {
+		workers = workers[:0]
+		for _, rank := range ref.Ranks {
+			if rank < 0 || rank >= len(cl.workers) {
+				return nil, spec.Errorf(spec.CodeInvalid, "there is no rank %d to kill, cluster %s has ranks 0 to %d", rank, cl.Name, len(cl.workers)-1)
+			}
+			workers = append(workers, cl.workers[rank])
+		}
+	}
+	for _, w := range workers {
+		w.final = w.final || ref.Final
+	}
+	return workers, nil
+}
+
+// where says from where a caller asks, for those who read of it later.
+func (c *caller) where() string {
+	if c.worker != nil {
+		return fmt.Sprintf(", by %s on %s", c.worker.Name, c.worker.Node)
+	}
+	return fmt.Sprintf(", by the script (process %d)", c.pid)
+}
+
+// kill ends the processes of workers as a crash would, and returns when they are
+// gone: what comes of it is for their cluster's on_failure to say.
+func (h *Head) kill(ctx context.Context, workers []*worker, why string) error {
+	byNode := map[*node][]uint32{}
+	for _, w := range workers {
+		byNode[w.node] = append(byNode[w.node], w.Number)
+	}
+	var all sync.WaitGroup
+	failed := make(chan error, len(byNode))
+	for n, numbers := range byNode {
+		all.Go(func() {
+			failed <- n.ask(ctx, "stop", &wire.Stop{Workers: numbers, Why: why}, &wire.Empty{})
+		})
+	}
+	all.Wait()
+	close(failed)
+	var b batch
+	h.mu.Lock()
+	for _, w := range workers { // what it said last is not waited for
+		if w.exit != nil {
+			h.lostLocked(w, w.endError(w.exit), &b)
+		}
+	}
+	h.mu.Unlock()
+	b.flush()
+	for err := range failed {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,138 @@
+"""Workers of clusters as actors: so ROLL has them, in the namespace of all its actors.
+
+Handles that call one worker, how it is found by its name and ended, and what of this
+module's refs a call of a cluster takes as arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ... import _context, _errors, get_cluster
+from ..._calling import ONE_RANK
+from ..._handles import WorkerHandle
+from ..._refs import Ref
+from . import _refs, _state, _values
+from ._refs import ObjectRef
+
+#: Where the names of workers are, and of ROLL's own actors.
+NAMESPACE = "roll"
+
+
+class Worker(WorkerHandle):
+    """One worker: ``handle.method.remote(...)`` as an actor's."""
+
+    @property
+    def _actor_id(self) -> Any:
+        from .actor import ActorID
+
+        return ActorID(identity(self.name))
+
+    _ray_actor_id = _actor_id
+
+    def __getattr__(self, name: str) -> Any:
+        from .actor import ActorMethod
+
+        super().__getattr__(name)  # raises for what is none
+        return ActorMethod(self, name, 1)
+
+    def _start(self, name: str, args: Any, kwargs: Any, returns: int = 1) -> Any:
+        from .actor import spread
+
+        group = self._cluster._group()
+        method = group.method(name)
+        call = group.start(method, ONE_RANK, self.rank, *meant(args, kwargs), None)
+        return spread(ObjectRef(call, actor=self._actor_id), returns)
+
+    def __reduce__(self) -> Any:
+        return Worker, (self._cluster, self.rank)
+
+
+@functools.lru_cache(maxsize=4096)
+def identity(worker: str) -> str:
+    """The id of the actor that a worker is."""
+    return _state.identity(f"worker {worker}", 32)
+
+
+def named(name: str) -> Worker | None:
+    """The living worker of that name, as ``actor_train-0-G0``."""
+    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
+    if found is None:
+        return None
+    try:
+        cluster = get_cluster(found[1])
+    except _errors.NotFoundError:
+        return None
+    rank = int(found[2])
+    workers = cluster._info()["workers"]
+    if rank >= len(workers) or workers[rank]["name"] != name or workers[rank]["state"] == "dead":
+        return None
+    return Worker(cluster, rank)
+
+
+def names() -> list[str]:
+    """The names of all living workers of clusters."""
+    status = _context.connection("list_named_actors()").request("status", {})
+    return [
+        worker["name"]
+        for cluster in status["clusters"]
+        if cluster["kind"] != "service"
+        for worker in cluster["workers"]
+        if worker["state"] != "dead"
+    ]
+
+
+def kill(worker: WorkerHandle, no_restart: bool) -> None:
+    """End one worker; the others of its cluster go on."""
+    group = worker._cluster._group()
+    asked = {"number": group.number, "name": group.name, "ranks": [worker.rank]}
+    asked |= {"why": "ray.kill()", "final": no_restart}
+    try:
+        group.connection.request("cluster.kill", asked)
+    except _errors.NotFoundError:
+        pass  # its cluster has ended, and it with that
+
+
+# --- refs as arguments -----------------------------------------------------------------
+
+#: Positional arguments, and those by name.
+Arguments = tuple[Any, Any]
+
+
+def meant(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments, where one is an ObjectRef: as a call of a cluster takes it."""
+    return [_meant(arg) for arg in args], {name: _meant(arg) for name, arg in kwargs.items()}
+
+
+def _meant(arg: Any) -> Any:
+    if isinstance(arg, Ref) or not isinstance(arg, ObjectRef):
+        return arg
+    if arg._sent:  # its value lies with the keeper
+        return _refs.get(arg)
+    found = _refs.passed(arg)
+    return Opened(found) if isinstance(found, _values.Kept) else _values.unboxed(found)
+
+
+def opened(arg: Any) -> Any:
+    """What `meant` made of a value that was put, as that value."""
+    return arg.box.open() if isinstance(arg, Opened) else arg
+
+
+def values(arg: Any) -> Any:
+    """A list of which each rank gets one, with values in the place of refs."""
+    if not any(isinstance(one, ObjectRef) for one in arg):
+        return arg
+    return [_refs.get(one) if isinstance(one, ObjectRef) else one for one in arg]
+
+
+class Opened:
+    """A value that was put, on its way: large parts by reference, and open when it arrives."""
+
+    def __init__(self, box: _values.Kept) -> None:
+        self.box = box
+
+    def __reduce__(self) -> Any:
+        return _values.unboxed, (self.box,)
