@@ -193,7 +193,7 @@ class Connection(Sender):
         reply = Ref(self, next(self._ids))
         self._pending[reply._id] = reply
         try:
-            if self._current_call is not None and buffers:  # as in _note_named
+            if self.current_call is not None and buffers:  # as in _note_named
                 self._named[reply._id] = list(buffers)
             body = _wire.pack([verb, message])
             self._send(_wire.KIND_REQUEST, reply._id, body, buffers, keep=True)
