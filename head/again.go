@@ -110,8 +110,12 @@ func (h *Head) unkeepAllLocked(cl *cluster) {
 	}
 }
 
-// sendBeginningLocked has a new process of a rank initialize.
+// sendBeginningLocked has a new process of a rank initialize. One that is cut off
+// is told when it is back.
 func (h *Head) sendBeginningLocked(w *worker, k *beginning, b *batch) {
+	if w.port == nil {
+		return
+	}
 	b.scratch = appendLegHead(b.scratch[:0], initialize, k.parent, k.origin)
 	h.lentLocked(lease.Worker(w.Number), k.value.Bufs)
 	w.Began(call.ID(k.id))

@@ -304,6 +304,9 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 		w.Remind(l.Seq, call.ID(l.Call))
 	}
 	h.ordersLocked(ops, b)
+	if t := w.try; t != nil && t.begun && t.waits[w.worker] && m.Received == 0 {
+		h.sendBeginningLocked(w.worker, w.cluster.begun[w.Rank], b)
+	}
 	w.releaseLocked(b)
 	h.tellStoresLocked(b)
 	return nil

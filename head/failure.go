@@ -40,6 +40,7 @@ type try struct {
 	waits   map[*worker]bool // not ready yet; then: not initialized yet
 	reports map[int]spec.RankInfo
 	failed  *spec.Error
+	begun   bool          // they were told to initialize
 	settled chan struct{} // closed when nobody is waited for, or the first has failed
 }
 
@@ -280,7 +281,7 @@ func (h *Head) beginAgain(r *restart, t *try) {
 	if t.failed != nil {
 		return
 	}
-	t.settled = make(chan struct{})
+	t.begun, t.settled = true, make(chan struct{})
 	for _, w := range t.workers {
 		if begun := r.cl.begun[w.Rank]; begun != nil {
 			t.waits[w] = true
@@ -324,6 +325,9 @@ func (h *Head) replace(r *restart, t *try) *spec.Error {
 
 // readyLocked: a new process can be called.
 func (t *try) readyLocked(w *worker, ready wire.Ready) {
+	if t.begun { // it says so again, as it was cut off and is back
+		return
+	}
 	if ready.Info != nil {
 		t.reports[w.Rank] = *ready.Info
 	}

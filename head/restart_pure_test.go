@@ -43,3 +43,13 @@ func TestTrySettles(t *testing.T) {
 		}
 	}
 }
+
+// One that is cut off, or has just died, is told to initialize when it is back.
+func TestNobodyIsToldToInitializeWhoIsCutOff(t *testing.T) {
+	var b batch
+	w := &worker{cluster: &cluster{}}
+	(&Head{}).sendBeginningLocked(w, &beginning{}, &b)
+	if len(b.ports) > 0 {
+		t.Error("it was sent something")
+	}
+}
