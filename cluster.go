@@ -34,7 +34,8 @@ type ClusterConfig struct {
 	// Parallel sizes; 0 means 1.
 	TP, PP, CP, EP int
 
-	// Config reaches each worker as its worker_config, by value.
+	// Config reaches each worker as its worker_config, by value. Large arrays and
+	// bytes in it lie in the store, as those of arguments do.
 	Config any
 	// Env is on top of this process's own environment.
 	Env map[string]string
@@ -108,9 +109,6 @@ func (s *Session) create(ctx context.Context, config ClusterConfig, req wire.Clu
 		return nil, err
 	}
 	req.Spec.Runtime = runtime
-	if req.Spec.Config, err = encodeConfig(config.Config); err != nil {
-		return nil, err
-	}
 	pool := config.Pool
 	if pool == nil {
 		if config.Devices != "" {
@@ -123,8 +121,14 @@ func (s *Session) create(ctx context.Context, config ClusterConfig, req wire.Clu
 		defer func() { _ = pool.Release(context.WithoutCancel(ctx)) }()
 	}
 	req.Pool = pool.pool.ID
+	setup := value.NewMessage(s.conn.link) // after the pool, with whose nodes come stores
+	defer setup.Release()
+	if err := appendConfig(setup, config); err != nil {
+		return nil, err
+	}
+	req.Spec.Config = setup.Raw
 	c := &Cluster{session: s}
-	if err := s.conn.ask(ctx, "cluster.create", &req, &c.info); err != nil {
+	if err := s.conn.askWith(ctx, "cluster.create", &req, setup, &c.info); err != nil {
 		if ctx.Err() != nil && !req.Reuse { // else it may be somebody else's
 			s.abandon(config.Name)
 		}
@@ -144,18 +148,17 @@ func (s *Session) abandon(name string) {
 	_ = s.conn.ask(ctx, "cluster.stop", &wire.ClusterRef{Name: name}, &wire.Mark{}) // it may never have been
 }
 
-func encodeConfig(config any) ([]byte, error) {
-	if config == nil {
-		return nil, nil
+// appendConfig encodes what workers are made with. What is large of it lies in the
+// store then, where the head holds it for as long as it may have to make one anew.
+func appendConfig(setup *value.Message, config ClusterConfig) error {
+	if config.Config == nil {
+		return nil
 	}
-	var out wire.Value
-	if err := value.Append(&out, config); err != nil {
-		return nil, err
+	err := setup.Append(config.Config)
+	if err == nil {
+		err = setup.Settle("the config of " + config.Name)
 	}
-	if len(out.Bufs) > 0 {
-		return nil, spec.Errorf(CodeEncoding, "Config holds an array or much data: pass that as an argument of a method")
-	}
-	return out.Raw, nil
+	return err
 }
 
 // runtime is what the cluster's workers are started with.

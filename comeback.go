@@ -91,7 +91,7 @@ func (c *conn) resume(w *wire.Conn) bool {
 	put := map[uint64]bool{}
 	for _, id := range slices.Sorted(maps.Keys(c.unansweredLocked())) {
 		if asked := c.requests[id]; asked != nil {
-			w.Queue(wire.Header{Kind: wire.KindRequest, Flags: wire.FlagAgain, ID: id}, nil, asked.body, nil)
+			w.Queue(wire.Header{Kind: wire.KindRequest, Flags: wire.FlagAgain, ID: id}, nil, asked.body, asked.sent.Bufs)
 			continue
 		}
 		c.putLocked(c.calls[id].names, put)

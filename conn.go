@@ -82,6 +82,7 @@ type call struct {
 // request is an unanswered one.
 type request struct {
 	body   []byte
+	sent   *value.Message // what goes with it as buffers, and is kept until it is answered
 	answer chan response
 }
 
@@ -403,11 +404,16 @@ func (c *conn) waitLocked(parent, id uint64) {
 // ask makes a request other than a call. When ctx ends first, its answer is
 // dropped.
 func (c *conn) ask(ctx context.Context, verb string, req msgp.Marshaler, resp msgp.Unmarshaler) error {
+	return c.askWith(ctx, verb, req, value.NewMessage(c.link), resp)
+}
+
+// askWith is ask with the buffers of a message, which its caller releases.
+func (c *conn) askWith(ctx context.Context, verb string, req msgp.Marshaler, with *value.Message, resp msgp.Unmarshaler) error {
 	body, err := wire.AppendVerb(nil, verb, req)
 	if err != nil {
 		return err
 	}
-	asked := &request{body: body, answer: make(chan response, 1)}
+	asked := &request{body: body, sent: with, answer: make(chan response, 1)}
 	c.mu.Lock()
 	if c.err != nil {
 		defer c.mu.Unlock()
@@ -416,9 +422,11 @@ func (c *conn) ask(ctx context.Context, verb string, req msgp.Marshaler, resp ms
 	c.next++
 	id := c.next
 	c.requests[id] = asked
-	if !c.away {
-		c.wire.Send(wire.Header{Kind: wire.KindRequest, ID: id, Ack: c.acked.Load()}, body, nil)
-	}
+	with.Send(func() {
+		if !c.away {
+			c.wire.Send(wire.Header{Kind: wire.KindRequest, ID: id, Ack: c.acked.Load()}, body, with.Bufs)
+		}
+	})
 	c.mu.Unlock()
 	select {
 	case got := <-asked.answer:

@@ -54,8 +54,9 @@ func build(dir, name, folder string) error {
 // testClass offers what the tests call.
 func testClass(info worker.Info) (*worker.Class, error) {
 	var config struct {
-		Fail  string
-		Label string
+		Fail    string
+		Label   string
+		Weights []byte
 	}
 	if err := info.Config.Decode(&config); err != nil && info.Config.Type() != "NoneType" {
 		return nil, err
@@ -99,6 +100,12 @@ func testClass(info worker.Info) (*worker.Class, error) {
 		return nil
 	})
 	c.Method("panic", func(m map[string]int) { m["x"] = 1 })
+	c.Method("weights", func() []int {
+		w := config.Weights
+		at := []int{len(w), int(w[0]), int(w[len(w)-1])}
+		w[0]++ // of its own
+		return at
+	})
 	c.Method("size", func(b []byte) int { return len(b) })
 	c.Method("bytes", func(n int) []byte { return bytes.Repeat([]byte{7}, n) })
 	c.Method("unsendable", func() any { return func() {} })

@@ -88,6 +88,11 @@ def test_more_than_the_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         held = muster.service(Dropper, "held", np.zeros(20 * MIB, np.uint8), config=restarting())
         with pytest.raises(muster.StoreFullError, match="the arguments of service held"):
             muster.service(Dropper, "other", np.zeros(20 * MIB, np.uint8))
+        with (
+            Cluster("host", muster.Worker) as host,
+            pytest.raises(muster.StoreFullError, match="the arguments of service held"),
+        ):
+            host.workers[0].create_engine("setups.Dropper", "e", np.zeros(20 * MIB, np.uint8))
         held.shutdown()
         nothing_left()
         other = muster.service(Dropper, "other", np.zeros(20 * MIB, np.uint8))
@@ -102,6 +107,8 @@ def test_the_head_has_none_of_it() -> None:
         made = muster.service(Dropper, "large", np.zeros(size, np.uint8), config=restarting())
         with Cluster("c", Trainer, worker_config=_zeros(size)) as c:
             assert [one[0] for one in c.seen()] == [0, 0]
+            engine = c.workers[0].create_engine("setups.Dropper", "e", np.zeros(size, np.uint8))
+            assert engine.get() == size
         assert made.get() == size
         assert _peak(head()) - before < 25 * MIB
         made.shutdown()

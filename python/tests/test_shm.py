@@ -79,6 +79,46 @@ def test_a_forked_child_does_not_ask_about_its_parent() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.parametrize("size", [16 << 20, (40 << 20) + (64 << 10)])
+def test_large_mappings_can_have_huge_pages(size: int) -> None:
+    """They begin where such a page can, and what is written to one is told and stays private."""
+    huge = 2 << 20
+    made = segment(size)
+    writing = made.writable(size)
+    np.frombuffer(_shm.view(writing.address, size, made), np.uint8)[:] = 7
+    # The next lie where one of an odd length has just been taken.
+    mappings = [writing, made.lend(), made.lend(), made.readable()]
+    assert [mapping.address % huge for mapping in mappings] == [0] * 4
+    has = _shm._madvise(writing.address, size // huge * huge, 25) == 0  # MADV_COLLAPSE
+    mapping = mappings[1]
+    array = np.frombuffer(_shm.view(mapping.address, size, made), np.uint8)
+    assert array.sum() == 7 * size
+    if has and size % huge == 0:
+        assert _mapped_huge(mapping.address) == size
+    known = _pages._Kernel.pagemap is not None and not _pages.written(mapping.address, size)
+    for at in (0, huge + 5, size - 1):
+        array[at] = 9
+        assert _pages.written(mapping.address, size)
+        assert bytes(_shm.view(mappings[2].address + at, 1, made)) == b"\7"
+        made.wipe(mapping)
+        assert array[at] == 7 and _pages.written(mapping.address, size) != known
+    del array
+    for lent in mappings[1:3]:
+        made.take_back(lent)
+    made.close()
+
+
+def _mapped_huge(address: int) -> int:
+    """How many bytes of the mapping that begins there are seen in huge pages."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split("-")[0] == f"{address:x}":
+            inside = True
+        elif inside and line.startswith("ShmemPmdMapped:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("no such mapping")
+
+
 def test_a_mapping_that_cannot_be_is_an_error() -> None:
     fd = os.memfd_create("shm-test")
     os.ftruncate(fd, 1)
