@@ -64,7 +64,7 @@ class EngineThread:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    given = parser().parse_args(arguments)
+    given, _ = parser().parse_known_args(arguments)  # AReaL's lets others be, too
     index = int(os.environ.get("SLURM_PROCID", given.worker_index))
     if index < 0:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
@@ -75,10 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host.state, host.ask = GuardState(**said, host=host), thread.ask
     signal.signal(signal.SIGTERM, _leave)
     host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
-    host.warm()
-    announce(host.state, host.state.node_addr)
-    sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
     try:
+        host.warm()
+        announce(host.state, host.state.node_addr)
+        sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
         thread.serve()
     except (SystemExit, KeyboardInterrupt):
         pass
@@ -89,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except Exception as error:
                 sys.stderr.write(f"engine {name!r} could not be destroyed: {error}\n")
         host.close()
+        if (tracer := sys.modules.get("areal.utils.perf_tracer")) is not None:
+            tracer.save(force=True)
     return 0
 
 
