@@ -43,21 +43,21 @@ class EngineThread:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._work: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Any]]]
+        self._work: queue.SimpleQueue[tuple[str, dict[str, Any], Future[Any]]]
         self._work = queue.SimpleQueue()
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def ask(self, name: str, /, **given: Any) -> Any:
         """Have a method of the host run, and wait for it; from any other thread."""
         done: Future[Any] = Future()
-        self._work.put((method, args, done))
+        self._work.put((name, given, done))
         return done.result()
 
     def serve(self) -> None:
         """Run what comes, until SystemExit."""
         while True:
-            method, args, done = self._work.get()
+            name, given, done = self._work.get()
             try:
-                done.set_result(getattr(self._host, method)(*args))
+                done.set_result(getattr(self._host, name)(**given))
             except Exception as error:
                 done.set_exception(error)
 
