@@ -162,12 +162,7 @@ class MusterScheduler(_api.Scheduler):
         shares = _pools.shares(role, specs, per_node, self._named, self._allocate_gpus)
         self._shares[role] = shares
         openings = [
-            Opening(
-                self._identity(role, index),
-                "",
-                max(spec.port_count, 1),
-                command=words,
-            )
+            Opening(self._identity(role, index), "", max(spec.port_count, 1), command=words)
             for index, (spec, words) in enumerate(zip(specs, commands, strict=True))
         ]
         self._start(role, shares, openings)
@@ -234,16 +229,9 @@ class MusterScheduler(_api.Scheduler):
         openings = []
         for index, target in enumerate(targets):
             words = ["python", "-m", command, "--host", target.worker.ip] if command else []
-            openings.append(
-                Opening(
-                    self._identity(role, index),
-                    "",
-                    len(target.worker.worker_ports),
-                    target.handle.env(),
-                    command=words,
-                    target=target.pid,
-                )
-            )
+            who, count = self._identity(role, index), len(target.worker.worker_ports)
+            env, pid = target.handle.env(), target.pid
+            openings.append(Opening(who, "", count, env, command=words, target=pid))
         self._start(role, _beside(targets), openings)
 
     def _fork_far(self, role: str, target_role: str, command: str | None) -> None:
@@ -592,11 +580,8 @@ class MusterScheduler(_api.Scheduler):
 
 def _beside(targets: list[Command]) -> list[_pools.Share]:
     """The places of other workers, for forks of them."""
-    found: list[_pools.Share] = []
-    for target in targets:
-        if target.share not in found:
-            found.append(target.share)
-    return found
+    places = [target.share for target in targets]
+    return [share for place, share in enumerate(places) if share not in places[:place]]
 
 
 def _ports(infos: list[WorkerInfo]) -> set[int]:
