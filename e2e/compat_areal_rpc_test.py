@@ -77,6 +77,7 @@ def server(tmp_path: Path, port: int) -> list[str]:
     words = ["--host", "127.0.0.1", "--port", str(port), "--experiment-name", "e"]
     words += ["--trial-name", "t", "--role", "actor", "--worker-index", "3"]
     words += ["--name-resolve-type", "nfs", "--fileroot", str(tmp_path)]
+    words += ["--werkzeug-log-level", "INFO"]  # which AReaL's takes, and ours lets be
     return [sys.executable, "-m", "muster.compat.areal.rpc_server", *words]
 
 

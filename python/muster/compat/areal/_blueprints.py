@@ -35,16 +35,16 @@ def _configure(state: GuardState, data: Any) -> Any:
         seed = getattr(config, "seed", None)
     if seed is None:
         raise Refused(400, "'config' has no seed")
-    state.host.ask("configure", seed, rank)
+    state.host.ask("do_configure", seed=seed, rank=rank)
     return {"status": "success", "message": "Worker configured.", "result": None}
 
 
 def _create_engine(state: GuardState, data: Any) -> Any:
     path, name = needed(data, "engine", str), needed(data, "engine_name", str)
-    args = _read(state, data.get("init_args") or [])
-    kwargs = _read(state, data.get("init_kwargs") or {})
+    given = {"init_args": data.get("init_args") or [], "init_kwargs": data.get("init_kwargs") or {}}
+    given = _values.pack(_read(state, given))
     try:
-        state.host.ask("make_engine", path, name, _values.pack(args), _values.pack(kwargs))
+        state.host.ask("do_create_engine", engine=path, engine_name=name, **given)
     except (_engines.EngineExistsError, _engines.EngineTypeError) as error:
         raise Refused(400, said(error)) from None
     except Exception as error:
@@ -58,10 +58,10 @@ def _create_engine(state: GuardState, data: Any) -> Any:
 def _call(state: GuardState, data: Any) -> Any:
     """Call an engine; tensors that it returns stay here, and are named."""
     method, name = needed(data, "method", str), needed(data, "engine_name", str)
-    args = _values.pack(_read(state, data.get("args") or []))
-    kwargs = _values.pack(_read(state, data.get("kwargs") or {}))
+    given = {"args": data.get("args") or [], "kwargs": data.get("kwargs") or {}}
+    given = _values.pack(_read(state, given)) | {"rpc_meta": data.get("rpc_meta")}
     try:
-        result = state.host.ask("run_engine", name, method, args, kwargs, data.get("rpc_meta"))
+        result = state.host.ask("do_call", method=method, engine_name=name, **given)
     except _engines.UnknownEngineError as error:
         raise Refused(404, said(error)) from None
     except _engines.UnknownMethodError as error:

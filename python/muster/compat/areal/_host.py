@@ -117,24 +117,33 @@ class Host(muster.Worker):
         """End what was started beside the engines."""
         guard.cleanup_forked_children(self.state)
 
-    # --- engines ---------------------------------------------------------
+    # --- engines: what controllers, and requests by HTTP, ask for ---------
 
-    def make_engine(self, path: str, name: str, args: Sequence[Any], kwargs: Any) -> None:
+    def do_create_engine(
+        self, engine: str, engine_name: str, init_args: list[Any], init_kwargs: dict[str, Any]
+    ) -> None:
         """Make an engine of a class that is imported here and now, after the environment is set."""
         self.warm()
-        if name in self.engines():
+        if engine_name in self.engines():
             raise _engines.EngineExistsError(
-                f"Engine '{name}' already exists. Use a different name, or delete it first"
+                f"Engine '{engine_name}' already exists. Use a different name, or delete it first"
             )
-        _engines.check_class(path)
-        self.create_engine(path, name, *_values.unpack(list(args)), **_values.unpack(kwargs))
+        _engines.check_class(engine)
+        args, kwargs = _values.unpack([init_args, init_kwargs])
+        self.create_engine(engine, engine_name, *args, **kwargs)
 
-    def run_engine(self, name: str, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any:
-        """Call an engine for a controller: tensors that it returns stay here."""
-        args, kwargs = _engines.localize(_values.unpack([list(args), kwargs]))
-        engine = self.find_engine(name)
+    def do_call(
+        self, method: str, engine_name: str, args: Any, kwargs: Any, rpc_meta: Any = None
+    ) -> Any:
+        """Call an engine: tensors that it returns stay here."""
+        args, kwargs = _engines.localize(_values.unpack([args, kwargs]))
+        engine = self.find_engine(engine_name)
         result = _engines.call(engine, method, args, kwargs, rpc_meta)
         return _values.pack(_engines.keep(engine, result, self.state.node_addr))
+
+    def do_configure(self, seed: int, rank: int) -> None:
+        """Take the experiment's seed."""
+        _engines.seed(seed, f"{self.state.role}{rank}")
 
     def find_engine(self, name: str) -> Any:
         """The engine itself."""
@@ -145,15 +154,11 @@ class Host(muster.Worker):
             )
         return self.engine(name)
 
-    def configure(self, seed: int, rank: int) -> None:
-        """Take the experiment's seed."""
-        _engines.seed(seed, f"{self.state.role}{rank}")
-
-    def _ask(self, method: str, *args: Any) -> Any:
+    def _ask(self, name: str, /, **given: Any) -> Any:
         """In order with the calls of controllers."""
         if self._self is None:
             self._self = muster.get_cluster(self.cluster_name).workers[self.rank]
-        return self._self.call(method, *args)
+        return self._self.call(name, **given)
 
 
 def _end_with(pid: int) -> None:

@@ -22,8 +22,6 @@ from ._client import Again, Refusal
 
 logger = logging.getLogger("MusterScheduler")
 
-_CREATE_SECONDS = 300.0
-_ENV_SECONDS = 30.0
 _FORK_SECONDS = 120.0
 #: Seconds that a process has between SIGTERM, in which engines are destroyed, and SIGKILL; what
 #: it has started itself has three.
@@ -87,41 +85,13 @@ class WorkerInfo:
                 self.process.kill()
                 self.process.wait()
 
-    # --- what is asked of it: each starts it, and is waited for, or awaited ---
+    # --- what is asked of it: started, and then waited for, or awaited ---
 
-    def set_env(self, env: dict[str, str]) -> Any:
-        """Change its environment."""
-        return self._request("/set_env", {"env": env}, _ENV_SECONDS)
-
-    def make_engine(self, path: str, name: str, args: Any, kwargs: Any) -> Any:
-        """Make an engine."""
-        body = {
-            "engine": path,
-            "engine_name": name,
-            "init_args": _json.serialize_value(list(args)),
-            "init_kwargs": _json.serialize_value(kwargs),
-        }
-        return self._request("/create_engine", body, _CREATE_SECONDS)
-
-    def call(
-        self, name: str, method: str, args: Any, kwargs: Any, meta: Any, timeout: float
-    ) -> Any:
-        """Call an engine."""
-        self.check()
-        body = {
-            "method": method,
-            "engine_name": name,
-            "args": _json.serialize_value(list(args)),
-            "kwargs": _json.serialize_value(kwargs),
-        }
-        if meta is not None:
-            body["rpc_meta"] = meta
-        return self._request("/call", body, timeout)
-
-    def configure(self, config: Any, rank: int) -> Any:
-        """Give it the experiment's configuration."""
-        body = _json.serialize_value({"config": config, "role": self.role, "rank": rank})
-        return self._request("/configure", body, _CREATE_SECONDS)
+    def start(self, what: str, timeout: float, **fields: Any) -> Any:
+        """Ask something of it, by the name and the fields that its server knows it by."""
+        if what == "call":
+            self.check()
+        return self._request(f"/{what}", _json.serialize_value(fields), timeout)
 
     def tell(self, path: str, body: Any) -> Any:
         """Post something, and wait for all of the answer."""
@@ -187,31 +157,17 @@ class Command(WorkerInfo):
 class Native(Command):
     """A worker that is called by Muster."""
 
-    def _ask(self, what: str, *args: Any, timeout: float) -> Any:
+    def start(self, what: str, timeout: float, **fields: Any) -> Any:
+        """Ask something of it."""
+        if what == "set_env":  # at once, whatever it runs
+            return lambda: self.handle.set_env(fields["env"])
+        if what == "configure":
+            fields = {"seed": fields["config"].seed, "rank": fields["rank"]}
         try:
-            return getattr(self.handle, what).remote(*args, timeout=timeout)
+            asked = getattr(self.handle, f"do_{what}")
+            return asked.remote(**_values.pack(fields), timeout=timeout)
         except _errors.MusterError as error:
             return error  # told where it is waited for
-
-    def set_env(self, env: dict[str, str]) -> Any:
-        """Change its environment, whatever it runs."""
-        return lambda: self.handle.set_env(env)
-
-    def make_engine(self, path: str, name: str, args: Any, kwargs: Any) -> Any:
-        """Make an engine."""
-        packed = _values.pack(list(args)), _values.pack(kwargs)
-        return self._ask("make_engine", path, name, *packed, timeout=_CREATE_SECONDS)
-
-    def call(
-        self, name: str, method: str, args: Any, kwargs: Any, meta: Any, timeout: float
-    ) -> Any:
-        """Call an engine."""
-        packed = _values.pack(list(args)), _values.pack(kwargs)
-        return self._ask("run_engine", name, method, *packed, meta, timeout=timeout)
-
-    def configure(self, config: Any, rank: int) -> Any:
-        """Give it the experiment's configuration, of which it needs the seed."""
-        return self._ask("configure", config.seed, rank, timeout=_CREATE_SECONDS)
 
     def wait(self, started: Any) -> Any:
         """The result of what was started."""

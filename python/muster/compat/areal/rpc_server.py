@@ -48,31 +48,31 @@ class EngineThread:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._work: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Any]]]
+        self._work: queue.SimpleQueue[tuple[str, dict[str, Any], Future[Any]]]
         self._work = queue.SimpleQueue()
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def ask(self, name: str, /, **given: Any) -> Any:
         """Have a method of the host run, and wait for it; from any other thread."""
         done: Future[Any] = Future()
-        self._work.put((method, args, done))
+        self._work.put((name, given, done))
         return done.result()
 
     def serve(self) -> None:
         """Run what comes, until SystemExit."""
         while True:
             try:
-                method, args, done = self._work.get(timeout=_LOOKS)
+                name, given, done = self._work.get(timeout=_LOOKS)
             except queue.Empty:
                 continue
             try:
-                done.set_result(getattr(self._host, method)(*args))
+                done.set_result(getattr(self._host, name)(**given))
             except Exception as error:
                 done.set_exception(error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    given = parser().parse_args(arguments)
+    given, _ = parser().parse_known_args(arguments)  # AReaL's lets others be, too
     index = int(os.environ.get("SLURM_PROCID", given.worker_index))
     if index < 0:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
@@ -83,10 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     host.state, host.ask = GuardState(**said, host=host), thread.ask
     signal.signal(signal.SIGTERM, _leave)
     host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
-    host.warm()
-    announce(host.state, host.state.node_addr)
-    sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
     try:
+        host.warm()
+        announce(host.state, host.state.node_addr)
+        sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
         thread.serve()
     except (SystemExit, KeyboardInterrupt):
         pass
@@ -97,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except Exception as error:
                 sys.stderr.write(f"engine {name!r} could not be destroyed: {error}\n")
         host.close()
+        if (tracer := sys.modules.get("areal.utils.perf_tracer")) is not None:
+            tracer.save(force=True)
     return 0
 
 

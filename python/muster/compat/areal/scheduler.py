@@ -48,6 +48,8 @@ logger = logging.getLogger("MusterScheduler")
 
 #: Seconds that the fork of a worker that somebody else started has until it answers.
 _FORK_SECONDS = 60.0
+_CREATE_SECONDS = 300.0
+_ENV_SECONDS = 30.0
 _counter = itertools.count()
 #: What every worker needs; AReaL and what it imports come once the environment is complete.
 _PRELOAD = (
@@ -160,12 +162,7 @@ class MusterScheduler(_api.Scheduler):
         shares = _pools.shares(role, specs, per_node, self._named, self._allocate_gpus)
         self._shares[role] = shares
         openings = [
-            Opening(
-                self._identity(role, index),
-                "",
-                max(spec.port_count, 1),
-                command=words,
-            )
+            Opening(self._identity(role, index), "", max(spec.port_count, 1), command=words)
             for index, (spec, words) in enumerate(zip(specs, commands, strict=True))
         ]
         self._start(role, shares, openings)
@@ -232,16 +229,9 @@ class MusterScheduler(_api.Scheduler):
         openings = []
         for index, target in enumerate(targets):
             words = ["python", "-m", command, "--host", target.worker.ip] if command else []
-            openings.append(
-                Opening(
-                    self._identity(role, index),
-                    "",
-                    len(target.worker.worker_ports),
-                    target.handle.env(),
-                    command=words,
-                    target=target.pid,
-                )
-            )
+            who, count = self._identity(role, index), len(target.worker.worker_ports)
+            env, pid = target.handle.env(), target.pid
+            openings.append(Opening(who, "", count, env, command=words, target=pid))
         self._start(role, _beside(targets), openings)
 
     def _fork_far(self, role: str, target_role: str, command: str | None) -> None:
@@ -372,7 +362,8 @@ class MusterScheduler(_api.Scheduler):
         if not isinstance(worker_info, Native):
             self._wait_ready(worker_info.role, [worker_info], self.startup_timeout)
         try:
-            worker_info.wait(worker_info.configure(self.exp_config, worker_rank))
+            asked = {"config": self.exp_config, "role": worker_info.role, "rank": worker_rank}
+            worker_info.wait(worker_info.start("configure", _CREATE_SECONDS, **asked))
         except _errors.WorkerDiedError as error:
             raise failed(worker_info.id, error) from error
         except _api.SchedulerError:
@@ -466,7 +457,8 @@ class MusterScheduler(_api.Scheduler):
         if not env:
             return
         try:
-            await info.awaited(info.set_env({key: str(value) for key, value in env.items()}))
+            texts = {key: str(value) for key, value in env.items()}
+            await info.awaited(info.start("set_env", _ENV_SECONDS, env=texts))
         except _errors.WorkerDiedError as error:
             raise failed(worker_id, error) from error
         except Exception as error:
@@ -484,8 +476,9 @@ class MusterScheduler(_api.Scheduler):
                 worker_id, f"Engine must be a string import path, got {type(engine)}"
             )
         try:
-            started = info.make_engine(engine, engine_name or worker_id, args, kwargs)
-            return await info.awaited(started)
+            asked: dict[str, Any] = {"engine": engine, "engine_name": engine_name or worker_id}
+            asked |= {"init_args": list(args), "init_kwargs": kwargs}
+            return await info.awaited(info.start("create_engine", _CREATE_SECONDS, **asked))
         except Exception as error:
             raise _environment.creation_error(info, engine, error) from error
 
@@ -503,11 +496,12 @@ class MusterScheduler(_api.Scheduler):
     ) -> Any:
         """Call a method of an engine and wait for its result."""
         info = self._find(worker_id)
-        call = (engine_name or worker_id, method, args, kwargs, rpc_meta, http_timeout)
+        asked: dict[str, Any] = {"method": method, "engine_name": engine_name or worker_id}
+        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": rpc_meta}
         attempts = Attempts(info, method, max_retries, retry_delay)
         while True:
             try:
-                return info.wait(info.call(*call))
+                return info.wait(info.start("call", http_timeout, **asked))
             except Exception as error:
                 pause = attempts.failed(error)
             time.sleep(pause)
@@ -526,11 +520,12 @@ class MusterScheduler(_api.Scheduler):
     ) -> Any:
         """Call a method of an engine and await its result, in any event loop."""
         info = self._find(worker_id)
-        call = (engine_name or worker_id, method, args, kwargs, rpc_meta, http_timeout)
+        asked: dict[str, Any] = {"method": method, "engine_name": engine_name or worker_id}
+        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": rpc_meta}
         attempts = Attempts(info, method, max_retries, retry_delay)
         while True:
             try:
-                return await info.awaited(info.call(*call))
+                return await info.awaited(info.start("call", http_timeout, **asked))
             except Exception as error:
                 pause = attempts.failed(error)
             await asyncio.sleep(pause)
@@ -585,11 +580,8 @@ class MusterScheduler(_api.Scheduler):
 
 def _beside(targets: list[Command]) -> list[_pools.Share]:
     """The places of other workers, for forks of them."""
-    found: list[_pools.Share] = []
-    for target in targets:
-        if target.share not in found:
-            found.append(target.share)
-    return found
+    places = [target.share for target in targets]
+    return [share for place, share in enumerate(places) if share not in places[:place]]
 
 
 def _ports(infos: list[WorkerInfo]) -> set[int]:
