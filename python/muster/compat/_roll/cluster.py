@@ -11,7 +11,6 @@ from typing import Any
 from ... import _errors
 from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
 from ..._cluster import Cluster as Native
-from ..._cluster import get_cluster
 from ..._handles import BoundMethod
 from ..._marks import PerRank
 from ..._methods import Method as _Method
@@ -51,12 +50,7 @@ class Cluster(Native):
         if config.python is None:
             config.preload = (*_preload(found), *config.preload)
         pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
-        try:
-            super().__init__(name, found, pool, config)
-        except ValueError:
-            if not _ended(name):
-                raise
-            super().__init__(name, found, pool, config)
+        super().__init__(name, found, pool, config)
         self.worker_config = worker_config
         self.resource_manager = resource_manager  # type: ignore[assignment]
         self._allocated = places
@@ -148,18 +142,6 @@ def _preload(worker_cls: Any) -> list[str]:
         if find_spec("tensordict") is not None:
             found.append("tensordict")
     return found
-
-
-def _ended(name: str) -> bool:
-    """Whether a name is free again: its cluster had no living worker any more, and is ended."""
-    try:
-        cluster = get_cluster(name)
-    except _errors.NotFoundError:
-        return True
-    if any(worker["state"] != "dead" for worker in cluster._info()["workers"]):
-        return False
-    cluster.shutdown()
-    return True
 
 
 def _attached(
