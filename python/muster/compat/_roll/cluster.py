@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -98,7 +99,7 @@ class Cluster(Native):
 
     # --- what it is ------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def workers(self) -> list[Worker]:  # type: ignore[override]  # whose methods are an actor's
         """A handle for each worker, by rank."""
         return [Worker(self, rank) for rank in range(self.world_size)]
@@ -269,8 +270,10 @@ def _run(
     """Call and wait; what befalls the call is told as an error of Ray's, too."""
     try:
         return group.run(method, how, rank, args, kwargs, timeout)
-    except _BEFALLS as error:
-        raise ray.exceptions.translate(error, "") from None
+    except _errors.MusterError as error:
+        if isinstance(error, _BEFALLS) or error.worker:  # as of a result that cannot be sent
+            raise ray.exceptions.translate(error, "") from None
+        raise
 
 
 def _each(
