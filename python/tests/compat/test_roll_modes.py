@@ -1,16 +1,17 @@
-"""ROLL's marks, dispatch and collect functions, and configurations."""
+"""ROLL's marks, dispatch and collect functions, placements and configurations."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from muster import RankInfo
-from muster.compat import roll
+from muster.compat import ray, roll
 from muster.compat._roll.config import parse_mapping
 from muster.compat.roll import DataProto, Dispatch, Execute, register
 
@@ -114,6 +115,46 @@ def test_collect() -> None:
         roll.collect_dp_mp_compute(C, [1, 2, 3, 4])
     with pytest.raises(AssertionError):
         roll.collect_all_to_all(C, [1])
+
+
+# --- placements --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> roll.ResourceManager:
+    """Two nodes of four GPUs, without a head."""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="here"))
+    made = roll.ResourceManager.__new__(roll.ResourceManager)
+    made.num_nodes, made.gpu_per_node = 2, 4
+    groups: Any = {0: "pg0", 1: "pg1"}
+    made.node2pg = groups
+    return made
+
+
+def test_places(manager: roll.ResourceManager) -> None:
+    found = manager.allocate_placement_group(2, [5, 4, 0, 1])
+    assert [[(at["node_rank"], at["gpu_rank"]) for at in rank] for rank in found] == [
+        [(1, 1), (1, 0)],
+        [(0, 0), (0, 1)],
+    ]
+    assert found[0][0] == {
+        "node_rank": 1,
+        "gpu_rank": 1,
+        "placement_group": "pg1",
+        "ray_address": "here",
+    }
+    cpu = manager.allocate_placement_group(3)
+    assert [rank[0]["node_rank"] for rank in cpu] == [0, 1, 0]
+    assert [rank[0]["gpu_rank"] for rank in cpu] == [None] * 3
+
+
+def test_places_that_are_not_there(manager: roll.ResourceManager) -> None:
+    with pytest.raises(ValueError, match="3 workers, but device_mapping has 2 entries"):
+        manager.allocate_placement_group(3, [0, 1])
+    with pytest.raises(AssertionError, match="world_size=2 does not divide"):
+        manager.allocate_placement_group(2, [0, 1, 2])
+    with pytest.raises(AssertionError, match=r"names \[8\], but the nodes have 2 x 4 GPUs, 0 to 7"):
+        manager.allocate_placement_group(1, [8])
 
 
 # --- configurations ----------------------------------------------------------------------------

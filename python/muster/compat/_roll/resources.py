@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import _errors
-from ..._config import WorkerConfig
 from ..._resources import ResourceManager as Pool
 from .. import ray
 from ..ray.util.placement_group import Bundle, PlacementGroup
@@ -47,7 +46,10 @@ class ResourceManager:
         self, world_size: int, device_mapping: str | Sequence[int] | None = None
     ) -> list[list[dict[str, Any]]]:
         """Per rank, a dict for each of its devices: node_rank, gpu_rank, placement_group and
-        ray_address. Without a mapping, ranks go round the nodes and have no devices."""
+        ray_address. Without a mapping, ranks go round the nodes and have no devices.
+
+        It says what the head decides, and asks nobody: ROLL's own tests call it without a pool.
+        """
         address = f"{ray.get_runtime_context().gcs_address}"
 
         def place(node: int, device: int | None) -> dict[str, Any]:
@@ -58,24 +60,26 @@ class ResourceManager:
                 "ray_address": address,
             }
 
-        if not world_size:
-            return []
-        ids = parse_mapping(device_mapping) if device_mapping else None
-        if ids is not None and len(ids) < world_size:
+        if not device_mapping:
+            return [[place(rank % self.num_nodes, None)] for rank in range(world_size)]
+        assert self.gpu_per_node, f"device_mapping={device_mapping!r}, but the nodes have no GPUs"
+        ids = parse_mapping(device_mapping)
+        each = len(ids) // world_size
+        if not each:
             raise ValueError(
                 f"{world_size} workers, but device_mapping has {len(ids)} entries: each worker "
                 "needs one at least"
             )
-        config = WorkerConfig(world_size=world_size, device_mapping=ids, span_nodes=True)
-        try:
-            (planned,) = self.pool.plan({"allocation": config}).clusters.values()
-        except _errors.PlacementError as error:
-            raise AssertionError(str(error)) from error  # as ROLL says it
-        return [
-            [place(*divmod(at, self.gpu_per_node)) for at in worker["devices"]]
-            or [place(worker["node"], None)]
-            for worker in planned
-        ]
+        assert len(ids) == each * world_size, (
+            f"device_mapping has {len(ids)} entries, which world_size={world_size} does not divide"
+        )
+        beyond = [at for at in ids if at // self.gpu_per_node >= self.num_nodes]
+        assert not beyond, (
+            f"device_mapping names {beyond}, but the nodes have {self.num_nodes} x "
+            f"{self.gpu_per_node} GPUs, 0 to {self.num_nodes * self.gpu_per_node - 1}"
+        )
+        places = [place(*divmod(at, self.gpu_per_node)) for at in ids]
+        return [places[at : at + each] for at in range(0, len(places), each)]
 
 
 def _group_of(pool: Pool, node: int) -> PlacementGroup:
