@@ -102,7 +102,7 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 		return nil, nil, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
 	}
 	if other := h.names[s.Name]; other != nil {
-		if other.service() && (s.Kind == spec.KindService || !other.livesLocked()) {
+		if other.service() && (s.Kind == spec.KindService || !other.livesLocked()) || other.up && other.endedLocked() {
 			return nil, other, nil
 		}
 		return nil, nil, spec.Errorf(spec.CodeInvalid, "there is a live %s named %q already, of %d workers: shut it down first, or use another name", other.spec.Kind, s.Name, len(other.workers))

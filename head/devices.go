@@ -21,8 +21,10 @@ import (
 // errNoPool says that a service names no pool, and that one has to be made for it.
 var errNoPool = errors.New("a pool has to be made")
 
-// endedLocked says that it is a service whose process has ended for good.
-func (cl *cluster) endedLocked() bool { return cl.service() && cl.workers[0].Dead != nil }
+// endedLocked says that all its processes have ended for good.
+func (cl *cluster) endedLocked() bool {
+	return !slices.ContainsFunc(cl.workers, func(w *worker) bool { return w.Dead == nil })
+}
 
 // usingLocked are the clusters that use a pool.
 func (h *Head) usingLocked(p *pool) []*cluster {
@@ -37,7 +39,8 @@ func (h *Head) usingLocked(p *pool) []*cluster {
 
 // spentLocked says that a pool is left to services that have ended.
 func (h *Head) spentLocked(p *pool) bool {
-	return p.released && p.clusters > 0 && !slices.ContainsFunc(h.usingLocked(p), func(cl *cluster) bool { return !cl.endedLocked() })
+	lasts := func(cl *cluster) bool { return !cl.service() || !cl.endedLocked() }
+	return p.released && p.clusters > 0 && !slices.ContainsFunc(h.usingLocked(p), lasts)
 }
 
 // takenLocked is what services have taken of a pool's devices, by id.
@@ -125,7 +128,7 @@ func (h *Head) comesFree(ctx context.Context, changed <-chan struct{}) bool {
 
 // deviceFreeLocked has those look again who wait for devices, when a service has ended.
 func (h *Head) deviceFreeLocked(cl *cluster) {
-	if !cl.endedLocked() || len(cl.plan.Workers[0].Devices) == 0 {
+	if !cl.service() || !cl.endedLocked() || len(cl.plan.Workers[0].Devices) == 0 {
 		return
 	}
 	if h.spentLocked(cl.pool) {

@@ -155,3 +155,19 @@ func TestPoolWaits(t *testing.T) {
 	must(t, r.owner.ask("pool.release", &wire.PoolRelease{Pool: held}, &wire.Empty{}))
 	must(t, within(t, waits, "what was held"))
 }
+
+// The name of a cluster is free when all its processes have ended, and not before.
+func TestNameOfADeadCluster(t *testing.T) {
+	r := newRig(t, setup{})
+	pool := r.pool(0, 1)
+	_, err := r.create(r.owner, pool, "a", 2)
+	must(t, err)
+	r.worker("a-0").Die(wire.Exited{Signal: "SIGKILL"})
+	_, err = r.create(r.owner, pool, "a", 1)
+	wantError(t, err, spec.CodeInvalid, `a live cluster named "a" already`)
+	r.worker("a-1").Die(wire.Exited{Signal: "SIGKILL"})
+	eventually(t, "the name to be free", func() bool {
+		_, err := r.create(r.owner, pool, "a", 1)
+		return err == nil
+	})
+}

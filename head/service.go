@@ -19,9 +19,7 @@ func (cl *cluster) service() bool { return cl.spec.Kind == spec.KindService }
 func (cl *cluster) title() string { return cl.spec.Kind + " " + cl.Name }
 
 // livesLocked says that it can be called, now or when a rank is restarted.
-func (cl *cluster) livesLocked() bool {
-	return cl.up && !cl.stopping && (!cl.service() || cl.workers[0].Dead == nil)
-}
+func (cl *cluster) livesLocked() bool { return cl.up && !cl.stopping && !cl.endedLocked() }
 
 func (cl *cluster) upNow(h *Head) bool {
 	h.mu.Lock()

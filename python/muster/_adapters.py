@@ -143,16 +143,21 @@ def from_dataproto(proto: Any) -> Batch:
     return Batch(columns, proto.meta_info)
 
 
-def to_dataproto(batch: Batch, cls: Any) -> Any:
-    """A cls of the batch's tensors, its other columns as arrays, and its meta."""
+def halves(batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The columns that are tensors, and the others as arrays."""
     tensors: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for name in batch.columns:
-        value = batch[name]
+    others: dict[str, Array] = {}
+    for name, value in batch.to_dict().items():
         if isinstance(value, (list, np.ndarray)):
             others[name] = value if isinstance(value, np.ndarray) else _columns.as_objects(value)
         else:
             tensors[name] = value
+    return tensors, others
+
+
+def to_dataproto(batch: Batch, cls: Any) -> Any:
+    """A cls of the batch's tensors, its other columns as arrays, and its meta."""
+    tensors, others = halves(batch)
     made: Any = tensors
     tensordict: Any = sys.modules.get("tensordict")
     if tensordict is not None:

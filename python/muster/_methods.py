@@ -186,10 +186,20 @@ def engine_method(name: str) -> Method:
         {"name": "args", "kind": _REST, "default": False},
         {"name": "kwargs", "kind": _KEYWORDS, "default": False},
     ]
-    nothing = {"registered": False, "dispatch": "", "execute": "", "custom": b""}
-    method = Method({"name": name, "params": anything, **nothing}, "")
+    method = Method({"name": name, "params": anything, **_UNREGISTERED}, "")
     method.where = ".".join(name.rsplit("/", 1))
     return method
+
+
+def method_of(cls: type, name: str) -> Method:
+    """A method of a class that is here, as a caller of its objects elsewhere sees it."""
+    from ._runtime.describe import params_of
+
+    message = {"name": name, "params": params_of(cls, name), **_UNREGISTERED}
+    return Method(message, cls.__name__)
+
+
+_UNREGISTERED = {"registered": False, "dispatch": "", "execute": "", "custom": b""}
 
 
 def unknown_method(class_name: str, name: str, known: Iterable[str]) -> _errors.MethodNotFoundError:

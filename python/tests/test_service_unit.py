@@ -11,6 +11,7 @@ from fakehead import Call, FakeHead, Session, cluster_info, echo, method, param
 
 import muster
 from muster import ResourceManager, Service, WorkerConfig, _values
+from muster._methods import method_of
 from muster._service import create
 
 NODE = {
@@ -233,3 +234,17 @@ def test_nodes(head: FakeHead) -> None:
     assert (node["free"], other["free"]) == (1, 0)
     assert (node["here"], other["here"]) == (True, False)
     assert sent(head, "nodes") == [{"wait_s": 30.0}]
+
+
+def test_what_a_method_of_a_class_takes() -> None:
+    class Here:
+        def step(self, x: int, *, scale: int = 1) -> None: ...
+
+        @staticmethod
+        def plain(x: int) -> None: ...
+
+    method_of(Here, "step").check((1,), {"scale": 2})
+    method_of(Here, "plain").check((1,), {})
+    method_of(Here, "__init__").check((1,), {"x": 2})  # which says nothing
+    with pytest.raises(TypeError, match=r"Here.step\(\) cannot be called so: missing .* 'x'"):
+        method_of(Here, "step").check((), {})

@@ -59,6 +59,12 @@ def _is_method(attribute: Any) -> bool:
     )
 
 
+def params_of(cls: type, name: str) -> list[dict[str, Any]]:
+    """The parameters of one method, as a description has them."""
+    attribute = inspect.getattr_static(cls, name)
+    return _params(_function(cls, attribute), bound=not isinstance(attribute, staticmethod))
+
+
 def _method(cls: type, name: str, attribute: Any, reserved: Collection[str]) -> dict[str, Any]:
     function = _function(cls, attribute)
     params = _params(function, bound=not isinstance(attribute, staticmethod))

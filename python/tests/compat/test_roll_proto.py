@@ -197,7 +197,7 @@ def test_union() -> None:
         data.union(DataProto.from_dict({"b": torch.ones(5)}))
     with pytest.raises(AssertionError, match="a union is of the same rows"):
         data.union(rows(2))
-    with pytest.raises(AssertionError, match="'step' is in both metas"):
+    with pytest.raises(AssertionError, match="meta 'step' is in both, and not the same"):
         data.union(DataProto(meta_info={"step": 7}))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
 from ... import _errors
 from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
 from ..._cluster import Cluster as Native
-from ..._cluster import get_cluster
 from ..._handles import BoundMethod
 from ..._marks import PerRank
 from ..._methods import Method as _Method
@@ -51,12 +51,7 @@ class Cluster(Native):
         if config.python is None:
             config.preload = (*_preload(found), *config.preload)
         pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
-        try:
-            super().__init__(name, found, pool, config)
-        except ValueError:
-            if not _ended(name):
-                raise
-            super().__init__(name, found, pool, config)
+        super().__init__(name, found, pool, config)
         self.worker_config = worker_config
         self.resource_manager = resource_manager  # type: ignore[assignment]
         self._allocated = places
@@ -104,7 +99,7 @@ class Cluster(Native):
 
     # --- what it is ------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def workers(self) -> list[Worker]:  # type: ignore[override]  # whose methods are an actor's
         """A handle for each worker, by rank."""
         return [Worker(self, rank) for rank in range(self.world_size)]
@@ -148,18 +143,6 @@ def _preload(worker_cls: Any) -> list[str]:
         if find_spec("tensordict") is not None:
             found.append("tensordict")
     return found
-
-
-def _ended(name: str) -> bool:
-    """Whether a name is free again: its cluster had no living worker any more, and is ended."""
-    try:
-        cluster = get_cluster(name)
-    except _errors.NotFoundError:
-        return True
-    if any(worker["state"] != "dead" for worker in cluster._info()["workers"]):
-        return False
-    cluster.shutdown()
-    return True
 
 
 def _attached(
@@ -287,8 +270,10 @@ def _run(
     """Call and wait; what befalls the call is told as an error of Ray's, too."""
     try:
         return group.run(method, how, rank, args, kwargs, timeout)
-    except _BEFALLS as error:
-        raise ray.exceptions.translate(error, "") from None
+    except _errors.MusterError as error:
+        if isinstance(error, _BEFALLS) or error.worker:  # as of a result that cannot be sent
+            raise ray.exceptions.translate(error, "") from None
+        raise
 
 
 def _each(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ... import _columns
 from .tensors import is_tensor
 
 
@@ -15,11 +16,7 @@ def custom_np_concatenate(val: Iterable[Iterable[Any]]) -> np.ndarray[Any, Any]:
 
     They may be arrays of different shapes: each stays an object.
     """
-    items = [item for part in val for item in part]
-    made = np.empty(len(items), dtype=object)
-    for at, item in enumerate(items):
-        made[at] = item
-    return made
+    return _columns.as_objects([item for part in val for item in part])
 
 
 def merged_meta(
@@ -60,34 +57,15 @@ def _together(values: list[Any]) -> list[Any]:
     return listed
 
 
-def united(mine: dict[str, Any], its: dict[str, Any]) -> None:
-    """Take in what the other dict has; under the same key it must be the same."""
-    for key, value in its.items():
-        assert key not in mine or same(mine[key], value), (
-            f"{key!r} is in both metas, and not the same: {mine[key]!r:.80} and {value!r:.80}"
-        )
-        mine[key] = value
-
-
-def united_arrays(mine: dict[str, Any], its: dict[str, Any]) -> None:
-    """The same for arrays of objects."""
-    for name, array in its.items():
-        assert name not in mine or same(mine[name], array), (
-            f"column {name!r} is in both, and not the same"
-        )
-        mine[name] = array
-
-
-def united_tensors(mine: Any, its: Any) -> None:
-    """The same for tensors."""
-    assert tuple(mine.batch_size) == tuple(its.batch_size), (
-        f"a union is of the same rows: {tuple(mine.batch_size)} and {tuple(its.batch_size)}"
-    )
-    for name in its.keys():  # noqa: SIM118  (a TensorDict)
-        if name not in mine.keys():  # noqa: SIM118
-            mine[name] = its[name]
+def unite(what: str, mine: Any, its: Any) -> None:
+    """Take in what the other dict, or TensorDict, has; under the same key it must be the same."""
+    for key in its.keys():  # noqa: SIM118  (a TensorDict)
+        if key not in mine.keys():  # noqa: SIM118
+            mine[key] = its[key]
             continue
-        assert same(mine[name], its[name]), f"tensor {name!r} is in both, and not the same"
+        assert same(mine[key], its[key]), (
+            f"{what} {key!r} is in both, and not the same: {mine[key]!r:.80} and {its[key]!r:.80}"
+        )
 
 
 def same(a: Any, b: Any) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from itertools import chain
 from typing import Any, TypeVar
@@ -57,32 +58,26 @@ def register(
     native = mark(functions if isinstance(dispatch_mode, dict) else dispatch_mode, execute_mode)
     first = dispatch_mode in FIRST
 
+    @contextmanager
+    def around(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+        if first:
+            _drop_rows(args, kwargs)
+        yield
+        if clear_cache:
+            _clear_cache()
+
     def decorate(function: F) -> F:
-        wrapped: Any
-        if inspect.iscoroutinefunction(function):
+        @wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            with around(args, kwargs):
+                return await function(*args, **kwargs)
 
-            @wraps(function)
-            async def call_async(*args: Any, **kwargs: Any) -> Any:
-                if first:
-                    _drop_rows(args, kwargs)
-                result = await function(*args, **kwargs)
-                if clear_cache:
-                    _clear_cache()
-                return result
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with around(args, kwargs):
+                return function(*args, **kwargs)
 
-            wrapped = call_async
-        else:
-
-            @wraps(function)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if first:
-                    _drop_rows(args, kwargs)
-                result = function(*args, **kwargs)
-                if clear_cache:
-                    _clear_cache()
-                return result
-
-            wrapped = call
+        wrapped: Any = call_async if inspect.iscoroutinefunction(function) else call
         attributes = {"dispatch_mode": dispatch_mode, "execute_mode": execute_mode}
         setattr(wrapped, BIND_WORKER_METHOD_FLAG, attributes)
         marked: F = native(wrapped)

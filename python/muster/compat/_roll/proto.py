@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ... import _metas, _values, _worker
+from ... import _adapters, _metas, _values, _worker
 from ..._batch import Batch
 from . import tensors
-from .merging import custom_np_concatenate, merged_meta, united, united_arrays, united_tensors
+from .merging import custom_np_concatenate, merged_meta, unite
 from .tensors import of as _tensors_of
 
 _FROM_ENVIRONMENT: Any = object()
@@ -43,10 +43,7 @@ class DataProto:
 
     def __muster_batch__(self) -> Batch:
         """The batch that is sent in its place."""
-        batch = self._frozen
-        if batch is None:
-            columns = {} if self._batch is None else dict(self._batch.items())
-            batch = Batch({**columns, **self._arrays})
+        batch = Batch.from_dataproto(self) if self._frozen is None else self._frozen
         identity = _worker._identity
         # Metas that are equal count once where results are joined; by the rank they never are.
         rank = -1 if identity is None else identity.rank
@@ -67,16 +64,9 @@ class DataProto:
             return
         self._meta = self.meta_info
         batch, self._frozen = self._frozen, None
-        if not batch.columns:
-            return
-        found = batch.to_dict()
-        self._arrays = {
-            name: value if isinstance(value, np.ndarray) else custom_np_concatenate([value])
-            for name, value in found.items()
-            if isinstance(value, (list, np.ndarray))
-        }
-        ours = {name: value for name, value in found.items() if name not in self._arrays}
-        self._batch = tensors.of(ours, len(batch))
+        if batch.columns:
+            ours, self._arrays = _adapters.halves(batch)
+            self._batch = tensors.of(ours, len(batch))
 
     def _withhold(self) -> None:
         """Forget columns that came without rows."""
@@ -443,9 +433,12 @@ class DataProto:
         if self.batch is None and other.batch is not None:
             self._batch = _tensors_of(dict(other.batch.items()), len(other))
         elif other.batch is not None:
-            united_tensors(self.batch, other.batch)
-        united_arrays(self.non_tensor_batch, other.non_tensor_batch)
-        united(self.meta_info, other.meta_info)
+            assert len(self) == len(other), (
+                f"a union is of the same rows: {len(self)} and {len(other)}"
+            )
+            unite("tensor", self.batch, other.batch)
+        unite("column", self.non_tensor_batch, other.non_tensor_batch)
+        unite("meta", self.meta_info, other.meta_info)
         self.check_consistency()
         return self
 

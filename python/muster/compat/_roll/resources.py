@@ -46,7 +46,10 @@ class ResourceManager:
         self, world_size: int, device_mapping: str | Sequence[int] | None = None
     ) -> list[list[dict[str, Any]]]:
         """Per rank, a dict for each of its devices: node_rank, gpu_rank, placement_group and
-        ray_address. Without a mapping, ranks go round the nodes and have no devices."""
+        ray_address. Without a mapping, ranks go round the nodes and have no devices.
+
+        It says what the head decides, and asks nobody: ROLL's own tests call it without a pool.
+        """
         address = f"{ray.get_runtime_context().gcs_address}"
 
         def place(node: int, device: int | None) -> dict[str, Any]:

@@ -126,6 +126,16 @@ class Worker(Native):
         """Have the strategy load an adapter."""
         self._by_strategy("add_lora", *args, **kwargs)
 
+    # What every actor of Ray's has; handles call them by their own names.
+
+    def ray_ready(self) -> bool:
+        """Say that it runs."""
+        return True
+
+    def ray_call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a function with the worker as its first argument."""
+        return function(self, *args, **kwargs)
+
     def _by_strategy(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if self.strategy is None:
             self.logger.warning("%s has no strategy: %s does nothing", self.worker_name, method)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import WorkerConfig, _errors, _service
@@ -62,6 +62,44 @@ _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
 _GRACE = 1.0
 
 
+_NUMBER = (int, float)
+_STRATEGY = (
+    str,
+    PlacementGroupSchedulingStrategy,
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+)
+#: What options are checked for: of which types they are, what holds of them, and both in words.
+_RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
+    "num_cpus": (_NUMBER, lambda n: n >= 0, "a number, 0 or more"),
+    "memory": (_NUMBER, lambda n: n >= 0, "a number, 0 or more"),
+    "num_gpus": (
+        _NUMBER,
+        lambda n: n >= 0 and (n <= 1 or n == int(n)),
+        "a number, 0 or more, and above 1 a whole number",
+    ),
+    "name": (str, bool, "text, and not empty"),
+    "namespace": (str, bool, "text, and not empty"),
+    "lifetime": (object, ("detached", "non_detached").__contains__, "'detached' or 'non_detached'"),
+    "max_concurrency": (
+        object,
+        lambda n: type(n) is int and n >= 1,
+        "a whole number from 1 on",
+    ),
+    "max_restarts": (int, lambda n: n >= -1, "a whole number, 0 or more, or -1 for ever"),
+    "resources": (
+        dict,
+        lambda named: not {"CPU", "GPU"} & named.keys(),
+        "a dict, without CPU and GPU: num_cpus and num_gpus are for those",
+    ),
+    "scheduling_strategy": (
+        _STRATEGY,
+        lambda how: not isinstance(how, str) or how in ("DEFAULT", "SPREAD"),
+        "'DEFAULT', 'SPREAD', a PlacementGroup-, NodeAffinity- or NodeLabelSchedulingStrategy",
+    ),
+}
+
+
 def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
     """The options that somebody gave, or the error that names the first that cannot be."""
     kind, known = ("actors", _ACTOR) if actor else ("tasks", _TASK)
@@ -70,76 +108,18 @@ def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
             raise ValueError(
                 f"{key!r} is no option of {kind}; they have {', '.join(sorted(known))}"
             )
-        if key in ("num_cpus", "num_gpus", "memory"):
-            _check_amount(key, value)
-        elif key in ("name", "namespace"):
-            _check_name(key, value)
-        elif key == "lifetime" and value not in (None, "detached", "non_detached"):
-            raise ValueError(f"lifetime is {value!r}; it is 'detached', 'non_detached' or None")
-        elif (
-            key == "max_concurrency" and value is not None and (type(value) is not int or value < 1)
-        ):
-            raise ValueError(f"max_concurrency is {value!r}; it is a whole number from 1 on")
-        elif key == "max_restarts" and value is not None:
-            _check_restarts(value)
-        elif key == "resources":
-            _check_resources(value)
-        elif key == "scheduling_strategy":
-            _check_strategy(value)
+        types, holds, words = _RULES.get(key, (object, lambda _: True, ""))
+        if value is None:
+            continue
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
+            raise TypeError(f"{key} is {value!r}; it is {words}")
+        if not holds(value):
+            raise ValueError(f"{key} is {value!r}; it is {words}")
     if options.get("get_if_exists") and not options.get("name"):
         raise ValueError("get_if_exists=True goes with a name")
     if options.get("placement_group") is not None and options.get("scheduling_strategy"):
         raise ValueError("give placement_group, or a scheduling_strategy that has one, not both")
     return dict(options)
-
-
-def _check_amount(key: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{key} is {value!r}; it is a number")
-    if value < 0:
-        raise ValueError(f"{key} is {value}; it is 0 or more")
-    if key == "num_gpus" and value > 1 and value != int(value):
-        raise ValueError(f"num_gpus is {value}; above 1 it is a whole number")
-
-
-def _check_restarts(value: Any) -> None:
-    if type(value) is not int:
-        raise TypeError(f"max_restarts is {value!r}; it is a whole number")
-    if value < -1:
-        raise ValueError(f"max_restarts is {value}; it is 0 or more, or -1 for ever")
-
-
-def _check_name(key: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{key} is {value!r}; it is text")
-    if value == "":
-        raise ValueError(f'"" is not a {key} of an actor')
-
-
-def _check_resources(value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, dict):
-        raise TypeError(f"resources is {value!r}; it is a dict")
-    for key, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
-        if key in value:
-            raise ValueError(f"resources has {key!r}: use {option} for that")
-
-
-def _check_strategy(value: Any) -> None:
-    known = (
-        PlacementGroupSchedulingStrategy,
-        NodeAffinitySchedulingStrategy,
-        NodeLabelSchedulingStrategy,
-    )
-    if value is not None and value not in ("DEFAULT", "SPREAD") and not isinstance(value, known):
-        kind = ValueError if isinstance(value, str) else TypeError
-        raise kind(
-            f"scheduling_strategy is {value!r}; it is 'DEFAULT', 'SPREAD', a PlacementGroup-, "
-            "NodeAffinity- or NodeLabelSchedulingStrategy"
-        )
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, Any]:

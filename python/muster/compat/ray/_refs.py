@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ... import _context, _errors, _service
+from ... import _refs as _native
 from ..._refs import PENDING, Ref, _deadline, _gather
 from . import _state
 from ._values import Box, Failure, Plain, boxed, unboxed
@@ -104,7 +105,7 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
         """The value as a future of the running event loop."""
         import asyncio
 
-        return asyncio.ensure_future(_awaited(self))
+        return asyncio.ensure_future(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._box is None:
@@ -132,7 +133,7 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
         if self._box is not None:
             return self._box.open()
         try:
-            value = _value_of(_call_of(self))
+            value = _native.get(_call_of(self))
         except _errors.MusterError as error:
             if isinstance(error, _errors.CallCancelledError):
                 _clear(error)
@@ -143,17 +144,6 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
 
 _alive = weakref.WeakValueDictionary()
 ObjectRef.register(Ref)  # for isinstance: they can be used in the same places
-
-
-async def _awaited(ref: ObjectRef) -> Any:
-    return await ref
-
-
-def _value_of(ref: Ref) -> Any:
-    if ref._state == PENDING:
-        ref._connection.tell_waiting([ref])
-        ref._connection.wait_one(ref)
-    return ref._result()
 
 
 def _call_of(ref: ObjectRef) -> Ref:
@@ -218,7 +208,7 @@ def _send(ref: ObjectRef) -> None:
 
 def _tell_failure(keeper: Any, ident: str, passed: Ref, ref: ObjectRef) -> None:
     try:
-        _value_of(passed)
+        _native.get(passed)
     except _errors.MusterError as error:
         if isinstance(error, _errors.HeadLostError):
             return  # the session is over

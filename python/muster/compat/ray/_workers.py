@@ -18,6 +18,8 @@ from ..._refs import Ref
 from . import _refs, _state, _values
 from ._refs import ObjectRef
 
+#: Methods that every actor has, as workers of `compat.roll` have them.
+_SPECIAL = {"__ray_ready__": "ray_ready", "__ray_call__": "ray_call"}
 #: Where the names of workers are, and of ROLL's own actors.
 NAMESPACE = "roll"
 
@@ -36,6 +38,7 @@ class Worker(WorkerHandle):
     def __getattr__(self, name: str) -> Any:
         from .actor import ActorMethod
 
+        name = _SPECIAL.get(name, name)
         super().__getattr__(name)  # raises for what is none
         return ActorMethod(self, name, 1)
 

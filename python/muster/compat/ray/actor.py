@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ... import WorkerHandle, _context, _errors, _service
+from ..._methods import Method, method_of
 from ..._refs import Ref
 from . import _host, _names, _options, _state, _workers
 from ._private.async_compat import has_async_methods
@@ -46,40 +47,23 @@ class _Methods:
     """The methods of an actor's class: how many values each returns, what it takes."""
 
     def __init__(self, cls: type) -> None:
-        self.returns: dict[str, int] = {}
-        self.signatures: dict[str, inspect.Signature] = {}
-        for name, function in inspect.getmembers(cls, callable):
-            if name.startswith("__") and name not in ("__init__", "__call__"):
-                continue
-            given = getattr(function, "__ray_method__", {})
-            self.returns[name] = given.get("num_returns") or 1
-            bound = isinstance(inspect.getattr_static(cls, name), (staticmethod, classmethod))
-            signature = _signature(function, skip=not bound)
-            if signature is not None:
-                self.signatures[name] = signature
+        self._known: dict[str, Method] = {}
+        self._cls: type | None = cls
+        self.returns: dict[str, int] = {
+            name: getattr(function, "__ray_method__", {}).get("num_returns") or 1
+            for name, function in inspect.getmembers(cls, callable)
+            if not name.startswith("__") or name in ("__init__", "__call__")
+        }
 
-    def check(self, where: str, name: str, args: Any, kwargs: Any) -> None:
-        signature = self.signatures.get(name)
-        if signature is None:
-            return
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{where}.{name}() cannot be called so: {error}") from None
+    def check(self, name: str, args: Any, kwargs: Any) -> None:
+        """Refuse arguments that a method does not take; where its class is not known, nothing."""
+        if self._cls is not None and name in self.returns:
+            if name not in self._known:
+                self._known[name] = method_of(self._cls, name)
+            self._known[name].check(args, kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"returns": self.returns, "signatures": {}}  # defaults may be anything
-
-
-def _signature(function: Any, *, skip: bool) -> inspect.Signature | None:
-    try:
-        found = inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
-    params = list(found.parameters.values())
-    if skip and params and params[0].kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD:
-        params = params[1:]
-    return found.replace(parameters=params)
+        return {"returns": self.returns, "_cls": None, "_known": {}}  # handles are sent often
 
 
 class ActorClass(_options.Remote):
@@ -98,7 +82,7 @@ class ActorClass(_options.Remote):
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor. It returns when its process runs; the constructor runs there."""
         options, cls = self._options, self.__muster_class__
-        self._methods.check(self.__name__, "__init__", args, kwargs)
+        self._methods.check("__init__", args, kwargs)
         namespace = namespace_of(options.get("namespace"))
         name = options.get("name") or ""
         service = _names.service_name(namespace, name) if name else _names.nameless(self.__name__)
@@ -188,7 +172,7 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
     def _start(self, name: str, args: Any, kwargs: Any, returns: int = 1) -> Any:
         ident = self._actor_id.hex()
         if self._methods is not None and name not in _SPECIAL:
-            self._methods.check(self._class_name, name, args, kwargs)
+            self._methods.check(name, args, kwargs)
         values = [passed(value) for value in (*args, *kwargs.values())]
         try:
             call = self._service.run.remote(name, tuple(kwargs), *values)
