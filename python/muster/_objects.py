@@ -532,23 +532,25 @@ def name(
     """The buffers as a frame on a connection has them, which is sent next. ``told`` collects
     what the head is told of by it for the first time; see `unname`."""
     named: list[Any] = []
+    reference = _wire.Reference
     for buf in buffers:
         if type(buf) is not Stored:
             named.append(buf)
             continue
-        right = buf.right
-        if right.ledger is not ledger:
+        account = buf.right.account
+        if account.ledger is not ledger:
             raise _errors.ReleasedError(
                 "what is sent lay in the store of a session that muster.shutdown() ended"
             )
-        account = right.account
-        new = account.maker is not None and line not in account.lines
-        if new:
+        new, segment = False, 0
+        if account.maker is not None and line not in account.lines:
             told.append(account)
             account.lines += (line,)
             account.count += 1
-        segment = account.segment if new and account.segment < _TOLD else 0
-        named.append(_new(_wire.Reference, (account.object, buf.offset, buf.nbytes, new, segment)))
+            new = True
+            if account.segment < _TOLD:
+                segment = account.segment
+        named.append(_new(reference, (account.object, buf.offset, buf.nbytes, new, segment)))
     return named
 
 
