@@ -23,7 +23,7 @@
 //	failure.go   ranks that died, restarted: tries, budget.go how often
 //	again.go     legs that are sent again, initialize that is run again
 //	death.go     how a worker's end is told
-//	cluster.go   clusters: start, describe, stop
+//	cluster.go   clusters: start, describe, stop; setup.go what their workers are made with
 //	layout.go    rank layouts, as asked for and as reported
 //	node.go      agents: launch, join, loss
 //	pool.go      pools and plans
