@@ -49,6 +49,9 @@ class Holder:
     def passed_on(self) -> Any:
         return self.given[0]
 
+    def agent(self) -> int:
+        return os.getppid()
+
     async def later(self) -> list[int]:
         """What makes it run on an event loop."""
         return [len(one) for one in self.given]
@@ -75,9 +78,10 @@ class Maker(Worker):
     """Makes services itself."""
 
     @register(Dispatch.ONE_TO_ALL)
-    def make(self, name: str, size: int) -> int:
-        made = muster.service(Dropper, name, np.full(size, self.rank, np.uint8))
-        return int(made.get())
+    def make(self, name: str, size: int) -> list[int]:
+        made = muster.service(Scribbler, name, np.ones(size, np.uint8), config=restarting())
+        first: list[int] = made.seen()[0]
+        return first
 
 
 @dataclass

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import muster
-from muster import Cluster
+from muster import Cluster, WorkerConfig
 from restart_test import head, replace_head
-from running import run_script, session
-from setups import Dropper, Scribbler, Trainer, Weighty, died, nothing_left, restarting
+from running import eventually, run_script, session
+from setups import Dropper, Holder, Scribbler, Trainer, Weighty, died, nothing_left, restarting
 from stages import MIB, objects
 
 
@@ -97,6 +100,53 @@ def test_more_than_the_store_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         nothing_left()
         other = muster.service(Dropper, "other", np.zeros(20 * MIB, np.uint8))
         assert other.get() == 20 * MIB
+
+
+@pytest.mark.chaos
+def test_a_restart_gets_what_was_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "32MiB")
+    with session("1x1"):
+        large = np.arange(20 * MIB // 8)
+        made = muster.service(Scribbler, "kept", large, config=restarting(), keep=False)
+        held = muster.service(Holder, "held", np.ones(20 * MIB, np.uint8))
+        spilled = [one["what"] for one in objects() if one["state"] == "spilled"]
+        assert spilled == ["the arguments of service kept"], objects()
+        first, _, pid = made.seen()
+        died(lambda: made.seen()[2], pid)
+        assert made.seen()[0] == first == [int(large.sum())]
+        held.shutdown()
+        made.shutdown()
+        nothing_left()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("virtual", ["2x1", "2x1+net"])
+def test_the_node_is_lost_where_it_lies(virtual: str) -> None:
+    """A node that has got all of it can do without; where none has, that is the error."""
+    large = np.arange(MIB)
+    with session(virtual), muster.ResourceManager(1, 2) as rm:
+        config = restarting()
+        config.resource_manager, config.device_mapping = rm, [1]
+        made = muster.service(Scribbler, "far", large, config=config, keep=False)
+        pid = made.seen()[2]
+        near = WorkerConfig(resource_manager=rm, device_mapping=[0])
+        os.kill(muster.service(Holder, "near", config=near).agent(), signal.SIGKILL)
+        assert eventually(lambda: "lost" in [node["state"] for node in muster.nodes()], 30)
+        if virtual == "2x1+net":
+            died(lambda: made.seen()[2], pid)
+            assert made.seen()[0] == [int(large.sum())]
+            return
+        os.kill(pid, signal.SIGKILL)
+        lost = "could not get the arguments of its constructor: the store of node 0"
+        assert eventually(lambda: lost in _error_of(made), 30), _error_of(made)
+
+
+def _error_of(made: Any) -> str:
+    try:
+        made.seen()
+        return ""
+    except muster.MusterError as error:
+        return str(error)
 
 
 def test_the_head_has_none_of_it() -> None:

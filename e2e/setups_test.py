@@ -91,11 +91,16 @@ def test_what_comes_of_no_service(somewhere: str) -> None:
     nothing_left()
 
 
+@pytest.mark.chaos
 def test_workers_make_them_too(somewhere: str) -> None:
+    """Such a service outlives its maker, and so does what it is made of."""
     with Cluster("makers", Maker, worker_config=WorkerConfig(world_size=2)) as makers:
-        assert makers.execute_all_sync("make", "theirs", 3 * MIB) == [3 * MIB] * 2
-        muster.get_service("theirs").shutdown()
-        nothing_left()
+        assert makers.execute_all_sync("make", "theirs", 3 * MIB) == [[3 * MIB]] * 2
+    theirs = muster.get_service("theirs")
+    died(lambda: theirs.seen()[2], theirs.seen()[2])
+    assert theirs.seen()[0] == [3 * MIB]
+    theirs.shutdown()
+    nothing_left()
 
 
 def test_without_pickle(somewhere: str) -> None:

@@ -24,7 +24,7 @@
 //	again.go     legs that are sent again, initialize that is run again
 //	kill.go      ranks that are killed because somebody asks
 //	death.go     how a worker's end is told
-//	cluster.go   clusters: start, describe, stop
+//	cluster.go   clusters: start, describe, stop; setup.go what their workers are made with
 //	layout.go    rank layouts, as asked for and as reported
 //	node.go      agents: launch, join, loss
 //	pool.go      pools and plans
