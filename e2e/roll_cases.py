@@ -18,6 +18,7 @@ from typing import Any
 
 import roll_cases_calls  # noqa: F401  (for their cases)
 import roll_cases_data  # noqa: F401
+import roll_cases_pipelines  # noqa: F401
 import roll_cases_places  # noqa: F401
 from roll_case_roles import (
     CASES,

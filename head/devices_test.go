@@ -171,3 +171,31 @@ func TestNameOfADeadCluster(t *testing.T) {
 		return err == nil
 	})
 }
+
+// Where the backend chooses nodes, what a service had goes back to it when that has ended.
+func TestServicesTakeDevicesOfABackend(t *testing.T) {
+	r, b := newReserving(t, []string{"node-2"})
+	first, err := taker(r.owner, "first", 2, wire.ClusterCreate{Patience: 10})
+	must(t, err)
+	if w := first.Workers[0]; w.NodeName != "node-2" || !slices.Equal(devices(first), []int{2, 3}) {
+		t.Fatalf("got %+v", w)
+	}
+	_, err = taker(r.owner, "second", 2, wire.ClusterCreate{})
+	wantError(t, err, spec.CodeResources, "nothing is left")
+	_, err = taker(r.owner, "second", 5, wire.ClusterCreate{Patience: 60}) // which no node has
+	wantError(t, err, spec.CodeResources, "nothing is left")
+	waits := make(chan error, 1)
+	go func() {
+		_, err := taker(r.owner, "second", 2, wire.ClusterCreate{Patience: 60})
+		waits <- err
+	}()
+	b.mu.Lock()
+	b.next = append(b.next, []string{"node-1"})
+	b.mu.Unlock()
+	r.worker("first").Die(wire.Exited{Signal: "SIGKILL"})
+	must(t, within(t, waits, "what the backend has again"))
+	eventually(t, "what the dead one had to be given back", func() bool {
+		kept, _ := b.Kept(t.Context())
+		return len(kept) == 1
+	})
+}
