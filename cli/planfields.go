@@ -39,6 +39,8 @@ var workerFields = []struct {
 	{"on_failure", func(p *planParser, c *spec.Cluster, e entry) { c.OnFailure = p.text(e) }},
 	{"max_restarts", func(p *planParser, c *spec.Cluster, e entry) { c.MaxRestarts = p.size(e) }},
 	{"restart_window", func(p *planParser, c *spec.Cluster, e entry) { c.RestartWindowSeconds = p.seconds(e) }},
+	{"gpus", func(p *planParser, c *spec.Cluster, e entry) { c.GPUs = p.number(e, "a number of GPUs") }},
+	{"gpus_timeout", nil},
 	{"span_nodes", func(p *planParser, c *spec.Cluster, e entry) { c.SpanNodes = p.truth(e) }},
 	{"node", func(p *planParser, c *spec.Cluster, e entry) { c.Node = p.text(e) }},
 	{"resource_manager", nil},
