@@ -31,7 +31,7 @@ BLOCKS = [
     if block.language == "python" and block.runs() and not any(w in block.text for w in LOCAL)
 ]
 #: Blocks whose output is of this machine's nodes: with Ray's it is worded otherwise.
-WORDED = ("ResourceManager.outlook(",)
+WORDED = ("ResourceManager.outlook(", 'muster.nodes()[0]["free"]')
 
 
 @pytest.fixture(scope="module")
