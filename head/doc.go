@@ -14,20 +14,27 @@
 //	caller.go    controllers: requests, calls, futures, back-pressure
 //	route.go     the bytes of a call: its route, its legs, its joined answer
 //	calls.go     calls come in; the orders of package call, carried out
-//	cut.go       arguments cut as package dispatch says, futures spliced in
+//	cut.go       arguments cut as package dispatch says, futures spliced in; pair.go
+//	             futures whose parts can be taken one by one
+//	leases.go    who holds which objects; copies.go which nodes have them
 //	send.go      legs to workers
 //	answer.go    results from workers, joined into answers
 //	deadline.go  deadlines, stacks, cancels
 //	watchdog.go  collective calls that look as if they hang
 //	worker.go    workers: ready, failed, results, ends
-//	failure.go   ranks that died, restarted: tries, budget.go how often
+//	failure.go   ranks that died, restarted: tries, budget.go how often; lost.go what
+//	             the next head must not run again
 //	again.go     legs that are sent again, initialize that is run again
 //	kill.go      ranks that are killed because somebody asks
 //	death.go     how a worker's end is told
-//	cluster.go   clusters: start, describe, stop; setup.go what their workers are made with
+//	cluster.go   clusters: start, describe, stop; setup.go what their workers are made with;
+//	             drain.go an end that waits for calls
 //	layout.go    rank layouts, as asked for and as reported
-//	node.go      agents: launch, join, loss
-//	pool.go      pools and plans
+//	node.go      agents: join, loss; launch.go their start, far.go those on other
+//	             machines, liveness.go whether they are there
+//	nodes.go     which nodes there are; status.go all that the head knows, for people
+//	pool.go      pools and plans; reserve.go those of a backend that chooses nodes
+//	service.go   services: one of a name; devices.go which GPUs they take
 //	events.go    log lines and progress for whoever listens
 //
 // Small frames are handled where they are read, in a lane: a loop that many

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _context, _errors
+from . import _context, _errors, _objects
 from ._cluster import Cluster, describe_class, encode_setup, runtime_of
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._handles import WorkerHandle
@@ -143,8 +143,10 @@ def _of(name: str, info: dict[str, Any], pickle: str = "on") -> Service:
 
 
 def _have_a_store() -> None:
-    """Large arguments need one before the head makes a pool: with the first pool there is."""
-    ResourceManager(num_gpus_per_node=0, num_nodes=1)
+    """Large arguments need one before the head makes the service's pool."""
+    ledger = _objects.ledger()
+    if ledger is not None and not ledger.stores.there():
+        ResourceManager(num_gpus_per_node=0, num_nodes=1)
 
 
 def _value(arg: Any) -> Any:

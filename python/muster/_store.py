@@ -43,6 +43,13 @@ class Stores:
         """The store that this process puts into."""
         return self.at(self._node)
 
+    def there(self) -> bool:
+        """Whether this process has a store of its own: it comes with the first pool."""
+        return os.path.exists(self._path(self._node))
+
+    def _path(self, node: int) -> str:
+        return os.path.join(self._folder, f"agent-{node}.sock")
+
     def at(self, node: int) -> Store:
         """The store of a node. A second connection is made for code that interrupts a request,
         as a signal handler does, and in the place of one that is lost."""
@@ -58,8 +65,7 @@ class Stores:
                     "it lay in the store of a session that muster.shutdown() ended"
                 )
             number = self._node if node == _FAR else node
-            path = os.path.join(self._folder, f"agent-{number}.sock")
-            store = Store(path, f"node {number}", self._token, self._holder)
+            store = Store(self._path(number), f"node {number}", self._token, self._holder)
             self.known.setdefault(node, []).append(store)
             return store
 
