@@ -192,12 +192,14 @@ func cutLife(t testing.TB, virtual string, at, do int) (frames []string, err err
 		echo(leg)
 	}})
 	c := s.controller()
+	for node := range 2 { // one whose first connection was cut would not join at all
+		eventually(t, "an agent", func() bool { return s.fake.Agent(node) != nil })
+		<-s.fake.Agent(node).Joined()
+	}
 	// Who has dialled already comes by the proxy when it is cut off.
 	p, err := newProxy(filepath.Join(s.options.Dir, "head.sock"), at, do)
 	must(t, err)
 	for node := range 2 {
-		eventually(t, "an agent", func() bool { return s.fake.Agent(node) != nil })
-		<-s.fake.Agent(node).Joined()
 		s.fake.Agent(node).Cut()
 	}
 	c.cut()
