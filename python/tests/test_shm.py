@@ -152,6 +152,18 @@ def test_copies_of_any_shape(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(map(np.array_equal, targets, sources))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "cores", "threads"),
+    [("", 2, 2), ("1", 4, 4), ("8", 2, 1), ("8", 16, 2), ("2", 64, 6), ("-1", 4, 4), ("x", 1, 1)],
+)
+def test_ranks_of_a_node_share_its_cores(
+    ranks: str, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(cores))
+    assert _shm._threads() == threads
+
+
 def test_copies_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
