@@ -141,12 +141,14 @@ func (l *Loop) run() {
 	}
 }
 
-// look waits for events awake, and asleep where they take longer.
+// look waits for events awake, and asleep where they take longer. In between others
+// have the core: who was woken may be waiting for this very one, where none is idle.
 func (l *Loop) look(events []unix.EpollEvent) (int, error) {
 	for until := time.Now().Add(lookFor); time.Now().Before(until); {
 		if n, err := unix.EpollWait(l.epoll, events, 0); n != 0 || err != nil {
 			return n, err
 		}
+		_, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	return unix.EpollWait(l.epoll, events, l.patience())
 }
