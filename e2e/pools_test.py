@@ -35,6 +35,24 @@ def test_pools_are_reserved_and_given_back() -> None:
             pass
 
 
+def test_a_pool_for_workers() -> None:
+    with session("3x4"):
+        with ResourceManager.for_workers(6, 1, 4) as rm:
+            assert (rm.num_nodes, rm.gpu_per_node) == (2, 3), "of each what its workers take"
+            with cluster(Probe, rm, name="wide", device_mapping="0-5") as c:
+                assert len(set(c.execute_all_sync("pid"))) == 6
+        with ResourceManager.for_workers(1, 12, 4) as rm:
+            assert (rm.num_nodes, rm.gpu_per_node) == (3, 4), "whole nodes"
+        with ResourceManager.for_workers(2, 0, 4) as rm:
+            assert (rm.num_nodes, rm.num_gpus) == (1, 0)
+        with pytest.raises(ValueError, match="workers of 3 GPUs do not fill nodes of 4"):
+            ResourceManager.for_workers(2, 3, 4)
+        with pytest.raises(ValueError, match="world_size is 0"):
+            ResourceManager.for_workers(0, 1, 4)
+        with pytest.raises(TypeError, match="num_gpus_per_worker is '1'"):
+            ResourceManager.for_workers(2, "1", 4)  # type: ignore[arg-type]
+
+
 def test_gpus_that_are_not_there_name_the_option() -> None:
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("needs nogpu: this machine has GPUs")

@@ -25,8 +25,16 @@ type pool struct {
 	void     bool   // its reservation is gone
 }
 
-// checkPool refuses what no pool could be, and says how long it may take.
+// checkPool refuses what no pool could be, shapes one that is for workers, and says how
+// long it may take.
 func checkPool(req *wire.PoolCreate) (time.Duration, error) {
+	if req.Workers != 0 {
+		ask, err := placement.Shape(req.Workers, req.PerWorker, req.PerNode)
+		if err != nil {
+			return 0, err
+		}
+		req.PerNode, req.Nodes, req.Workers = ask.PerNode, ask.Nodes, 0
+	}
 	if req.Nodes < 1 || req.PerNode < 0 {
 		return 0, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
 	}

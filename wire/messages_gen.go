@@ -2957,8 +2957,8 @@ func (z *PlanRequest) Msgsize() (s int) {
 func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(9)
-	var zb0001Mask uint16 /* 9 bits */
+	zb0001Len := uint32(11)
+	var zb0001Mask uint16 /* 11 bits */
 	_ = zb0001Mask
 	if z.CPUs == 0 {
 		zb0001Len--
@@ -2983,6 +2983,14 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Wait == false {
 		zb0001Len--
 		zb0001Mask |= 0x100
+	}
+	if z.Workers == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x200
+	}
+	if z.PerWorker == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x400
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -3031,6 +3039,16 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "wait"
 			o = append(o, 0xa4, 0x77, 0x61, 0x69, 0x74)
 			o = msgp.AppendBool(o, z.Wait)
+		}
+		if (zb0001Mask & 0x200) == 0 { // if not omitted
+			// string "workers"
+			o = append(o, 0xa7, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72, 0x73)
+			o = msgp.AppendInt(o, z.Workers)
+		}
+		if (zb0001Mask & 0x400) == 0 { // if not omitted
+			// string "gpus_per_worker"
+			o = append(o, 0xaf, 0x67, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
+			o = msgp.AppendInt(o, z.PerWorker)
 		}
 	}
 	return
@@ -3130,6 +3148,18 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Wait")
 				return
 			}
+		case "workers":
+			z.Workers, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Workers")
+				return
+			}
+		case "gpus_per_worker":
+			z.PerWorker, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "PerWorker")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3151,7 +3181,7 @@ func (z *PoolCreate) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
 		}
 	}
-	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize + 8 + msgp.IntSize + 16 + msgp.IntSize
 	return
 }
 

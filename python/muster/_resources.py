@@ -112,6 +112,9 @@ class ResourceManager:
             node=node,
             wait=wait,
         )
+        self._reserve(asked)
+
+    def _reserve(self, asked: dict[str, Any]) -> None:
         connection = _context.connection("ResourceManager()")
         with _context.waiting():
             pool = connection.request("pool.create", asked)
@@ -123,6 +126,46 @@ class ResourceManager:
         self._clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
         self._release: Any = weakref.finalize(self, _release, connection, self.id)
         self._release.atexit = False  # the head releases all of a script's pools at its end
+
+    @classmethod
+    def for_workers(
+        cls,
+        world_size: int,
+        num_gpus_per_worker: int,
+        num_gpus_per_node: int,
+        *,
+        timeout: float = 30.0,
+        strategy: str | None = None,
+        cpus_per_node: float = 0,
+        labels: Mapping[str, str] | None = None,
+        accelerator_type: str | None = None,
+        wait: bool = False,
+    ) -> ResourceManager:
+        """The pool that so many workers need, where nodes have ``num_gpus_per_node``: as few nodes
+        as can be, and of each no more GPUs than its workers take. A worker with more GPUs than a
+        node gets whole nodes (``WorkerConfig(span_nodes=True)``)."""
+        asked = _asked(
+            num_gpus_per_node,
+            1,
+            timeout=timeout,
+            strategy=strategy,
+            cpus_per_node=cpus_per_node,
+            labels=labels,
+            accelerator_type=accelerator_type,
+            wait=wait,
+        )
+        for label, value in (
+            ("world_size", world_size),
+            ("num_gpus_per_worker", num_gpus_per_worker),
+        ):
+            _whole(label, value)
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}; it is 1 or more")
+        self = cls.__new__(cls)
+        self._reserve(
+            {**asked, "workers": int(world_size), "gpus_per_worker": int(num_gpus_per_worker)}
+        )
+        return self
 
     @classmethod
     def _attach(cls, ident: int, per_node: int, nodes: list[dict[str, Any]]) -> ResourceManager:
@@ -260,8 +303,7 @@ def _asked(
 ) -> dict[str, Any]:
     """The request for a pool."""
     for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{label} is {value!r}; it must be a whole number")
+        _whole(label, value)
     if strategy is not None and strategy not in _STRATEGIES:
         raise ValueError(f"strategy={strategy!r}; there are {', '.join(_STRATEGIES)}")
     if isinstance(cpus_per_node, bool) or not isinstance(cpus_per_node, (int, float)):
@@ -279,6 +321,11 @@ def _asked(
         "node": node or "",
         "wait": bool(wait),
     }
+
+
+def _whole(label: str, value: Any) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{label} is {value!r}; it must be a whole number")
 
 
 def devices_of(worker: Mapping[str, Any], pool: int) -> list[dict[str, Any]]:
