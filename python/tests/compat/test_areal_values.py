@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from muster.compat.areal import _json, _tensors, _values
+from muster._values import decode, encode
+from muster.compat.areal import _json, _tensors
+from muster.compat.areal._trees import plain
 
 
 class Color(Enum):
@@ -98,32 +100,40 @@ def test_tensors() -> None:
     assert there_and_back(torch.float16) is torch.float16
 
 
-def test_pack_leaves_alone_what_need_not_change() -> None:
+def test_what_need_not_change_is_left_alone() -> None:
     config = Outer("x", more={"k": [1, 2], "t": (1, 2)})
-    assert _values.pack(config) is config
+    assert plain(config) is config
     rows = {"rows": [1, {"a": "b"}]}
-    assert _values.pack(rows) is rows
+    assert plain(rows) is rows
 
 
-def test_pack() -> None:
-    assert _values.pack((1, (2,), {"a": (3,)})) == [1, [2], {"a": [3]}]
+def test_plain() -> None:
+    assert plain((1, (2,), {"a": (3,)})) == [1, [2], {"a": [3]}]
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         before = Outer("x", Inner(process=process), {"k": [process]})
-        after = _values.pack(before)
+        after = plain(before)
         assert after.inner.process is None and after.more == {"k": [None]}
         assert after.inner.sizes == (1, 2), "a field that is a tuple is meant to be one"
         assert before.inner.process is process, "what was given is left as it is"
 
 
+def sent(value: Any) -> tuple[Any, int]:
+    """What arrives of a value by Muster's wire, and the bytes that it took."""
+    bufs: list[Any] = []
+    body = encode(plain(value), bufs)
+    views = [memoryview(bytearray(memoryview(buf).cast("B"))) for buf in bufs]
+    return decode(body, views), len(body) + sum(view.nbytes for view in views)
+
+
 def test_shards_travel_without_their_rows() -> None:
     torch = pytest.importorskip("torch")
-    rows = torch.arange(6.0).reshape(2, 3)
+    rows = torch.arange(60000.0).reshape(20000, 3)
     kept = _tensors.RTensor.remotize({"a": (rows, 1)}, "here:1")
-    packed = _values.pack(kept)
-    [shard, one] = packed["a"]
-    assert isinstance(shard, _values.Shard) and one == 1
-    [back, _] = _values.unpack(packed)["a"]
-    assert isinstance(back, _tensors.RTensor) and back.data.is_meta
+    shard = kept["a"][0].shard
+    arrived, size = sent(kept)
+    [back, one] = arrived["a"]
+    assert one == 1 and size < 1000
+    assert isinstance(back, _tensors.RTensor) and back.data.is_meta and back.shard == shard
     assert (back.shape, back.dtype, back.ndim) == (rows.shape, rows.dtype, 2)
     assert back.device.type == "meta"
     assert _tensors.RTensor.collect_shards([back, {"x": back}]) == {
@@ -131,10 +141,11 @@ def test_shards_travel_without_their_rows() -> None:
     }
     assert torch.equal(_tensors.fetch(shard.shard_id), rows)
     assert _tensors.storage_stats()["total_bytes"] >= rows.nbytes
-    within = _values.unpack(_values.pack(Outer("x", more={"t": [kept["a"][0]]}))).more["t"][0]
+    within = sent(Outer("x", more={"t": [kept["a"][0]]}))[0].more["t"][0]
     assert isinstance(within, _tensors.RTensor) and within.shard == back.shard
     back.data = rows
-    assert _values.pack(back) is rows, "rows that are here already go along"
+    again, size = sent(back)
+    assert torch.equal(again.to_local(), rows) and size > rows.nbytes, "rows that are here go along"
     assert _tensors.remove(shard.shard_id) == 1 and _tensors.remove(shard.shard_id) == 0
     with pytest.raises(KeyError):
         _tensors.fetch(shard.shard_id)

@@ -5,10 +5,10 @@ run on it as they are. Where AReaL is installed the classes here are its own,
 else equal ones. ``python -m muster.compat.areal.rpc_server`` is AReaL's worker
 server. docs/migrating-from-areal.md tells more.
 
-In the script: `scheduler`, with `_specs` and `_pools` (what a role asks for), `_workers`
-and `_client` (how workers are called), `_logs`. In workers: `_host` and `_engines`;
-`guard`, `_blueprints` and `rpc_server` are what they serve by HTTP. `_own`, `_json` and
-`_tensors` stand for AReaL's where it is not installed.
+In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_client`
+(how workers are called). In workers: `_host` and `_engines`; `guard`, `_blueprints` and
+`rpc_server` are what they serve by HTTP. `_own`, `_json` and `_tensors` stand for AReaL's
+where it is not installed.
 """
 
 from __future__ import annotations

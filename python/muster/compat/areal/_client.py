@@ -1,6 +1,7 @@
-"""HTTP to workers: by what AReaL itself uses for it, where that is there, else by Python's own.
+"""HTTP to workers, and how a worker says no, by HTTP or not.
 
-A call that is awaited by aiohttp has no thread of its own, however many there are.
+By what AReaL itself uses, requests and aiohttp, where they are installed, else by
+Python's own. A call that is awaited by aiohttp has no thread of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ import contextlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
-
-from .guard import join
 
 _JSON = {"Content-Type": "application/json"}
 #: What comes with these is JSON.
@@ -31,33 +30,41 @@ class Late(Again):
 
 
 class Refusal(Exception):
-    """What a server that was reached did not do."""
+    """What a worker that was reached did not do, with the status that HTTP has for it."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, **more: Any) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.reason, self.more = status, reason, more
+
+
+def join(host: str, port: int) -> str:
+    """An address as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is posted to a worker."""
+    """What is sent to a worker."""
 
     url: str
-    body: bytes
+    body: bytes | None
     timeout: float
+    verb: str = "post"
 
 
 def post(request: Request) -> Any:
     """What a worker answers; `Refusal`, `Again` or `Late` where it does not."""
     with _troubles():
         status, body = _send(request)
-    return _answer(status, body)
+        found = body()
+    return _answer(status, found)
 
 
 async def post_async(request: Request) -> Any:
     """The same, in an event loop."""
-    aiohttp = _installed("aiohttp")
-    if aiohttp is None:
+    try:
+        aiohttp: Any = import_module("aiohttp")
+    except ImportError:
         return await asyncio.get_running_loop().run_in_executor(None, post, request)
     with _troubles():
         limit = aiohttp.ClientTimeout(total=request.timeout)
@@ -65,39 +72,40 @@ async def post_async(request: Request) -> Any:
             aiohttp.ClientSession(timeout=limit) as session,
             session.post(request.url, data=request.body, headers=_JSON) as reply,
         ):
-            status = reply.status
-            body = await (reply.json() if status in _TELLING else reply.text())
-    return _answer(status, body)
+            body = await (reply.json() if reply.status in _TELLING else reply.text())
+    return _answer(reply.status, body)
 
 
 def healthy(host: str, port: int, timeout: float = 2.0) -> bool:
     """Whether a worker answers."""
-    url = f"http://{join(host, port)}/health"
-    requests = _installed("requests")
     try:
-        if requests is not None:
-            return bool(requests.get(url, timeout=timeout).status_code == 200)
-        with urllib.request.urlopen(url, timeout=timeout) as reply:
-            return bool(reply.status == 200)
+        return _send(Request(f"http://{join(host, port)}/health", None, timeout, "get"))[0] == 200
     except (OSError, ValueError):
         return False
 
 
-def _send(request: Request) -> tuple[int, Any]:
-    requests = _installed("requests")
-    if requests is not None:
-        reply = requests.post(
-            request.url, data=request.body, headers=_JSON, timeout=request.timeout
-        )
-        status = reply.status_code
-        return status, reply.json() if status in _TELLING else reply.text
-    asked = urllib.request.Request(request.url, request.body, _JSON)
+def _send(request: Request) -> tuple[int, Callable[[], Any]]:
+    """The status of a reply, and how to read it."""
+    asked = {"data": request.body, "headers": _JSON, "timeout": request.timeout}
     try:
-        with urllib.request.urlopen(asked, timeout=request.timeout) as answer:
-            return answer.status, json.loads(answer.read())
+        reply = getattr(import_module("requests"), request.verb)(request.url, **asked)
+        return (
+            reply.status_code,
+            reply.json if reply.status_code in _TELLING else lambda: reply.text,
+        )
+    except ImportError:
+        pass
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(request.url, request.body, _JSON), timeout=request.timeout
+        ) as answer:
+            status, data = answer.status, answer.read()
     except urllib.error.HTTPError as error:
-        text = error.read().decode("utf-8", "replace")
-        return error.code, json.loads(text) if error.code in _TELLING else text
+        status, data = error.code, error.read()
+    return (
+        status,
+        lambda: json.loads(data) if status in _TELLING else data.decode("utf-8", "replace"),
+    )
 
 
 def _answer(status: int, body: Any) -> Any:
@@ -118,10 +126,3 @@ def _troubles() -> Iterator[None]:
         if kinds & {"TimeoutError", "Timeout"}:
             raise Late(f"Timeout: {error}") from error
         raise Again(f"Connection error: {error}") from error
-
-
-def _installed(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        return None

@@ -7,34 +7,32 @@ arguments, and its model-parallel peers have them from it over the process group
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
 from . import _tensors
 from ._areal import INSTALLED, part
+from ._client import Refusal
 from ._trees import leaves
-
-
-class UnknownEngineError(LookupError):
-    """There is no engine of that name in the worker."""
-
-
-class UnknownMethodError(AttributeError):
-    """The engine has no method of that name."""
-
-
-class EngineExistsError(ValueError):
-    """There is an engine of that name in the worker already."""
-
-
-class EngineTypeError(TypeError):
-    """The class is not one of AReaL's engines."""
 
 
 def said(error: BaseException) -> str:
     """What was raised, without the remote traceback, which its cause has."""
     message = getattr(error, "message", None)
     return str(message if message is not None else error) or type(error).__name__
+
+
+def refusal(error: Exception, what: str, asked: Mapping[str, Any]) -> Refusal:
+    """What was raised where something was asked of a host, as a server tells it."""
+    if isinstance(error, Refusal):
+        return Refusal(error.status, error.reason)
+    if what == "call":
+        return Refusal(500, f"Engine method '{asked['method']}' failed: {said(error)}")
+    if what == "create_engine" and getattr(error, "code", "") == "import":
+        return Refusal(400, f"Failed to import engine '{asked['engine']}': {said(error)}")
+    doing = "instantiate engine" if what == "create_engine" else what
+    return Refusal(500, f"Failed to {doing}: {said(error)}")
 
 
 def check_class(path: str) -> None:
@@ -45,8 +43,8 @@ def check_class(path: str) -> None:
 
     found, api = named(path), part("api")
     if not issubclass(found, (api.TrainEngine, api.InferenceEngine)):
-        raise EngineTypeError(
-            f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"
+        raise Refusal(
+            400, f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"
         )
 
 
@@ -75,7 +73,7 @@ def call(engine: Any, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any
     """Call a method, with the arguments of the data-parallel head."""
     bound = getattr(engine, method, None)
     if bound is None:
-        raise UnknownMethodError(f"Engine does not have method '{method}'")
+        raise Refusal(400, f"Engine does not have method '{method}'")
     if wants_broadcast(engine, rpc_meta):
         args, kwargs = _broadcast(engine, args), _broadcast(engine, kwargs)
     _settle_device(engine)

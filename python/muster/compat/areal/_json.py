@@ -23,12 +23,12 @@ from ._trees import mapped
 
 def serialize_value(value: Any) -> Any:
     """A value as JSON can carry it. Tuples become lists, processes None."""
-    return _theirs().serialize_value(value) if INSTALLED else _serialize(value)
+    return _theirs().serialize_value(value) if INSTALLED else mapped(value, _leaf, lists=True)
 
 
 def deserialize_value(value: Any) -> Any:
     """The value that `serialize_value` was given."""
-    return _theirs().deserialize_value(value) if INSTALLED else _deserialize(value)
+    return _theirs().deserialize_value(value) if INSTALLED else _read(value)
 
 
 def warm() -> None:
@@ -42,13 +42,13 @@ def _theirs() -> Any:
     return part("infra.rpc.serialization")
 
 
-def _serialize(value: Any) -> Any:
-    return mapped(value, _leaf, lists=True)
+# --- there --------------------------------------------------------------------------
 
 
 def _leaf(value: Any) -> Any:
+    path = f"{type(value).__module__}.{type(value).__qualname__}"
     if isinstance(value, Enum):
-        return {"type": "enum", "class_path": _path(value), "name": value.name}
+        return {"type": "enum", "class_path": path, "name": value.name}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, bytes):
@@ -56,96 +56,97 @@ def _leaf(value: Any) -> Any:
     if isinstance(value, subprocess.Popen):
         return None
     if is_dataclass(value) and not isinstance(value, type):
-        data = {entry.name: _serialize(getattr(value, entry.name)) for entry in fields(value)}
-        return {"type": "dataclass", "class_path": _path(value), "data": data}
-    return _foreign(value)
-
-
-def _foreign(value: Any) -> Any:
-    """What belongs to torch, numpy or PIL, none of which need be there."""
-    torch, np = sys.modules.get("torch"), sys.modules.get("numpy")
+        data = {entry.name: serialize_value(getattr(value, entry.name)) for entry in fields(value)}
+        return {"type": "dataclass", "class_path": path, "data": data}
+    # What belongs to torch, numpy or PIL, none of which need be there.
+    torch, np, image = (sys.modules.get(name) for name in ("torch", "numpy", "PIL.Image"))
     if torch is not None and isinstance(value, torch.Tensor):
-        return _tensor(torch, value)
+        return _array("tensor", value, str(value.dtype), _rows(torch, value))
     if torch is not None and isinstance(value, torch.dtype):
         return {"type": "torch_dtype", "name": str(value)}
     if np is not None and isinstance(value, np.ndarray):
         if value.dtype.kind in "OV":
             raise ValueError(f"Object or void dtype cannot be sent over HTTP: {value.dtype}")
-        data = _text(np.ascontiguousarray(value).tobytes())
-        return {
-            "type": "ndarray",
-            "data": data,
-            "shape": list(value.shape),
-            "dtype": value.dtype.str,
-        }
+        return _array("ndarray", value, value.dtype.str, _text(np.ascontiguousarray(value)))
     if np is not None and isinstance(value, np.generic):
         return value.item()
-    image = sys.modules.get("PIL.Image")
     if image is not None and isinstance(value, image.Image):
-        buffer = io.BytesIO()
-        value.save(buffer, format="PNG")
+        value.save(buffer := io.BytesIO(), format="PNG")
         return {"type": "pil_image", "data": _text(buffer.getvalue())}
     raise TypeError(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent over HTTP: send "
+        f"a {path} cannot be sent over HTTP: send "
         "text, numbers, lists, dicts, bytes, dataclasses, enums, arrays or tensors"
     )
 
 
-def _tensor(torch: Any, value: Any) -> dict[str, Any]:
-    made = {"type": "tensor", "data": None, "shape": list(value.shape), "dtype": str(value.dtype)}
-    if not value.is_meta:
-        plain = value.detach().cpu().contiguous()
-        if plain.dtype is torch.bfloat16:  # which numpy has no type for
-            plain = plain.to(torch.float32)
-        made["data"] = _text(plain.numpy().tobytes())
-    return made
+def _array(kind: str, value: Any, dtype: str, data: str | None) -> dict[str, Any]:
+    return {"type": kind, "data": data, "shape": list(value.shape), "dtype": dtype}
 
 
-def _deserialize(value: Any) -> Any:
+def _rows(torch: Any, tensor: Any) -> str | None:
+    if tensor.is_meta:
+        return None
+    rows = tensor.detach().cpu().contiguous()  # numpy has no type for bfloat16
+    return _text((rows.float() if rows.dtype is torch.bfloat16 else rows).numpy())
+
+
+def _text(data: Any) -> str:
+    return base64.b64encode(data if isinstance(data, bytes) else data.tobytes()).decode("ascii")
+
+
+# --- and back -----------------------------------------------------------------------
+
+
+def _read(value: Any) -> Any:
     if isinstance(value, list):
-        return [_deserialize(entry) for entry in value]
+        return [_read(entry) for entry in value]
     if not isinstance(value, dict):
         return value
     kind = value.get("type")
     read, keys = _READERS.get(kind, (None, set())) if isinstance(kind, str) else (None, set())
     if read is not None and keys <= value.keys():
         return read(value)
-    return {key: _deserialize(entry) for key, entry in value.items()}
+    return {key: _read(entry) for key, entry in value.items()}
 
 
 def _read_tensor(value: dict[str, Any]) -> Any:
     import torch
 
-    dtype = getattr(torch, value["dtype"].removeprefix("torch."))
+    shape, dtype = value["shape"], _dtype(value["dtype"])
     if value["data"] is None:
-        return torch.empty(value["shape"], dtype=dtype, device="meta")
+        return torch.empty(shape, dtype=dtype, device="meta")
+    if not value["data"]:
+        return torch.empty(shape, dtype=dtype)
     stored = torch.float32 if dtype is torch.bfloat16 else dtype
-    data = bytearray(_bytes(value["data"]))  # of its own, so that it can be written to
-    if not data:
-        return torch.empty(value["shape"], dtype=dtype)
-    return torch.frombuffer(data, dtype=stored).reshape(value["shape"]).to(dtype)
+    data = bytearray(_bytes(value))  # of its own, so that it can be written to
+    return torch.frombuffer(data, dtype=stored).reshape(shape).to(dtype)
 
 
 def _read_array(value: dict[str, Any]) -> Any:
     import numpy as np
 
-    data = np.frombuffer(_bytes(value["data"]), dtype=np.dtype(value["dtype"]))
-    return data.copy().reshape(value["shape"])
+    return np.frombuffer(_bytes(value), dtype=value["dtype"]).copy().reshape(value["shape"])
 
 
 def _read_dataclass(value: dict[str, Any]) -> Any:
-    found = _find(value["class_path"])
-    return found(**{key: _deserialize(entry) for key, entry in value["data"].items()})
+    return _find(value)(**{key: _read(entry) for key, entry in value["data"].items()})
 
 
-def _read_dtype(value: dict[str, Any]) -> Any:
-    import torch
+def _dtype(name: str) -> Any:
+    return getattr(importlib.import_module("torch"), name.removeprefix("torch."))
 
-    return getattr(torch, value["name"].removeprefix("torch."))
+
+def _bytes(value: dict[str, Any]) -> bytes:
+    return base64.b64decode(value["data"])
+
+
+def _find(value: dict[str, Any]) -> Any:
+    module, _, name = value["class_path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _read_image(value: dict[str, Any]) -> Any:
-    return importlib.import_module("PIL.Image").open(io.BytesIO(_bytes(value["data"])))
+    return importlib.import_module("PIL.Image").open(io.BytesIO(_bytes(value)))
 
 
 #: How a mark is read, and the keys that it has: a dict of the user's may have a key "type" too.
@@ -153,25 +154,8 @@ _READERS: dict[str, tuple[Callable[[dict[str, Any]], Any], set[str]]] = {
     "tensor": (_read_tensor, {"data", "shape", "dtype"}),
     "ndarray": (_read_array, {"data", "shape", "dtype"}),
     "dataclass": (_read_dataclass, {"class_path", "data"}),
-    "enum": (lambda value: _find(value["class_path"])[value["name"]], {"class_path", "name"}),
-    "torch_dtype": (_read_dtype, {"name"}),
+    "enum": (lambda value: _find(value)[value["name"]], {"class_path", "name"}),
+    "torch_dtype": (lambda value: _dtype(value["name"]), {"name"}),
     "pil_image": (_read_image, {"data"}),
-    "bytes": (lambda value: _bytes(value["data"]), {"data"}),
+    "bytes": (_bytes, {"data"}),
 }
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
-def _path(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _find(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)

@@ -10,26 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = [
-    "EngineCallError",
-    "EngineCreationError",
-    "EngineImportError",
-    "GPUAllocationError",
-    "Job",
-    "PortAllocationError",
-    "RPCConnectionError",
-    "Scheduler",
-    "SchedulerError",
-    "SchedulingSpec",
-    "SchedulingStrategy",
-    "SchedulingStrategyType",
-    "Worker",
-    "WorkerConfigurationError",
-    "WorkerCreationError",
-    "WorkerFailedError",
-    "WorkerNotFoundError",
-    "WorkerTimeoutError",
-]
+__all__ = ["Job", "Scheduler", "SchedulingSpec", "SchedulingStrategy", "SchedulingStrategyType"]
+__all__ += ["EngineCallError", "EngineCreationError", "EngineImportError", "GPUAllocationError"]
+__all__ += ["PortAllocationError", "RPCConnectionError", "SchedulerError", "Worker"]
+__all__ += ["WorkerConfigurationError", "WorkerCreationError", "WorkerFailedError"]
+__all__ += ["WorkerNotFoundError", "WorkerTimeoutError"]
 
 
 class SchedulingStrategyType(str, Enum):
