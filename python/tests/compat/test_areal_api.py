@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from muster.compat import areal
-from muster.compat.areal import _client, _engines, _own, _roles, guard
+from muster.compat.areal import _client, _engines, _roles, guard
+from muster.compat.areal.stand_in import api as stand_in
 
 
 def test_errors_have_areals_fields() -> None:
@@ -38,7 +39,7 @@ def test_errors_have_areals_fields() -> None:
 def test_specs() -> None:
     spec = areal.SchedulingSpec()
     assert (spec.cpu, spec.gpu, spec.mem, spec.port_count, spec.cmd) == (8, 0, 32, 2, None)
-    assert areal.SchedulingStrategy() == _own.SchedulingStrategy("separation", None, True)
+    assert areal.SchedulingStrategy() == stand_in.SchedulingStrategy("separation", None, True)
     with pytest.raises(ValueError, match="shared, separate, deferred"):
         areal.SchedulingSpec(ray_placement_strategy="packed")
     assert areal.Worker("a/0", "h").worker_ports == []

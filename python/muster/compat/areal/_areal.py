@@ -11,8 +11,20 @@ INSTALLED = find_spec("areal") is not None
 
 
 def part(name: str) -> Any:
-    """A module of AReaL's."""
-    return import_module(f"areal.{name}")
+    """A module of AReaL's, or what stands for it."""
+    if INSTALLED:
+        return import_module(f"areal.{name}")
+    return import_module(f".stand_in.{name.rpartition('.')[2]}", __package__)
+
+
+def serialization() -> Any:
+    """How values are JSON, over HTTP."""
+    return part("infra.rpc.serialization")
+
+
+def tensors() -> Any:
+    """The module that has RTensor and the shards of this process."""
+    return part("infra.rpc.rtensor")
 
 
 def join_names(mine: Any) -> None:

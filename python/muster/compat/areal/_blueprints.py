@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _engines, _json, _tensors
+from . import _engines
+from ._areal import serialization, tensors
 from ._client import Refusal
 from ._trees import plain
 from .guard import GuardState, Routes, needed, set_env
@@ -49,7 +50,7 @@ def _call(state: GuardState, data: Any) -> Any:
     named = {"method": needed(data, "method", str), "engine_name": needed(data, "engine_name", str)}
     given = {"args": data.get("args") or [], "kwargs": data.get("kwargs") or {}}
     result = _ask(state, "call", given, **named, rpc_meta=data.get("rpc_meta"))
-    return {"status": "success", "result": _json.serialize_value(result)}
+    return {"status": "success", "result": serialization().serialize_value(result)}
 
 
 def _ask(state: GuardState, what: str, given: Any, **more: Any) -> Any:
@@ -65,13 +66,13 @@ def _ask(state: GuardState, what: str, given: Any, **more: Any) -> Any:
 def _read(state: GuardState, value: Any) -> Any:
     """A value of a request; what it and tensors need is imported first, where engines are."""
     _home(state)
-    return _json.deserialize_value(value)
+    return serialization().deserialize_value(value)
 
 
 def _home(state: GuardState) -> Any:
     if not state.host.is_warm:
         state.host.ask("warm")
-    return _tensors.home()
+    return tensors()
 
 
 engine_bp: Routes = {
@@ -93,7 +94,7 @@ def _store(state: GuardState, data: Any) -> Any:
 
 def _shard(state: GuardState, data: Any) -> Any:
     try:
-        return _json.serialize_value(_home(state).fetch(data["name"]))
+        return serialization().serialize_value(_home(state).fetch(data["name"]))
     except KeyError:
         raise Refusal(404, f"Shard {data['name']} not found") from None
 
@@ -108,7 +109,7 @@ def _shards(state: GuardState, data: Any) -> Any:
     if missing:
         said = "One or more requested shards were not found"
         raise Refusal(400, said, missing_shard_ids=missing)
-    return _json.serialize_value(found)
+    return serialization().serialize_value(found)
 
 
 def _clear(state: GuardState, data: Any) -> Any:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from . import _tensors
-from ._areal import INSTALLED, part
+from ._areal import INSTALLED, part, tensors
 from ._client import Refusal
 from ._trees import leaves
 
@@ -50,9 +49,7 @@ def check_class(path: str) -> None:
 
 def is_train_engine(engine: Any) -> bool:
     """Whether its methods run on all ranks of a data-parallel group at once."""
-    if INSTALLED:
-        return isinstance(engine, part("api").TrainEngine)
-    return hasattr(engine, "current_data_parallel_head") and hasattr(engine, "initialized")
+    return isinstance(engine, part("api").TrainEngine)
 
 
 def wants_broadcast(engine: Any, rpc_meta: Any) -> bool:
@@ -110,7 +107,7 @@ def _platform() -> Any:
 
 def localize(value: Any) -> Any:
     """Fetch the tensors that a value refers to."""
-    return _tensors.home().RTensor.localize(value)
+    return tensors().RTensor.localize(value)
 
 
 def keep(engine: Any, result: Any, node_addr: str) -> Any:
@@ -118,7 +115,7 @@ def keep(engine: Any, result: Any, node_addr: str) -> Any:
     nobody would ever fetch, nor let go of, those of its peers."""
     if _has_tensors(result) and _is_peer(engine):
         return None
-    return _tensors.home().RTensor.remotize(result, node_addr=node_addr)
+    return tensors().RTensor.remotize(result, node_addr=node_addr)
 
 
 def _is_peer(engine: Any) -> bool:
@@ -132,15 +129,4 @@ def _has_tensors(value: Any) -> bool:
 
 def seed(number: int, key: str) -> None:
     """Seed what is random, differently for each worker."""
-    if INSTALLED:
-        part("utils.seeding").set_random_seed(number, key=key)
-        return
-    import hashlib
-    import random
-
-    own = int(hashlib.sha256(f"{number}/{key}".encode()).hexdigest()[:8], 16)
-    random.seed(own)
-    if (np := sys.modules.get("numpy")) is not None:
-        np.random.seed(own)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(own)
+    part("utils.seeding").set_random_seed(number, key=key)

@@ -17,8 +17,8 @@ from typing import Any
 import muster
 
 from ..._programs import Program, end_with
-from . import _engines, _json, guard
-from ._areal import join_names
+from . import _engines, guard
+from ._areal import join_names, serialization, tensors
 from ._client import Refusal
 from ._trees import plain
 from .guard import GuardState, Identity
@@ -90,7 +90,8 @@ class Host(muster.Worker):
         them. On the engines' thread alone: several that import it side by side would find each
         other's modules half made."""
         if not self.is_warm:
-            _json.warm()
+            serialization()
+            tensors()
             join_names(self.state)
             self.is_warm = True
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from ... import _errors, _refs
 from ..._handles import WorkerHandle
-from . import _api, _client, _engines, _json, guard
+from . import _api, _client, _engines, guard
+from ._areal import serialization
 from ._client import Again, Late, Refusal
 from ._trees import plain
 
@@ -117,13 +118,13 @@ class WorkerInfo:
 
     def _request(self, what: str, fields: Any, timeout: float) -> _client.Request:
         # What cannot be sent is told here.
-        data = json.dumps(_json.serialize_value(fields), default=guard.plain).encode()
+        data = json.dumps(serialization().serialize_value(fields), default=guard.plain).encode()
         where = _client.join(self.worker.ip, self.port)
         return _client.Request(f"http://{where}/{what}", data, timeout)
 
 
 def _result(answer: Any) -> Any:
-    return _json.deserialize_value(answer.get("result"))
+    return serialization().deserialize_value(answer.get("result"))
 
 
 @dataclass

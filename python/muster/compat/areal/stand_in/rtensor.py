@@ -1,4 +1,4 @@
-"""Tensors by reference: AReaL's RTensor, or an equal one where it is not installed.
+"""In the place of ``areal.infra.rpc.rtensor``: tensors by reference.
 
 An engine's tensors stay in its worker; what comes back names worker and shard,
 with shape and dtype, and the rows are fetched over HTTP when somebody needs them.
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, cast
 
-from ._areal import INSTALLED, part
-from ._trees import leaves, mapped
+from .._trees import leaves, mapped
+from .serialization import deserialize_value
 
 _FETCH_SECONDS = 7200.0
 
@@ -92,11 +92,9 @@ def _read(request: Any) -> bytes:
 
 def _fetch_far(shard: TensorShardInfo) -> Any:
     """Get a shard from the worker that has it."""
-    from . import _json
-
     url = f"http://{shard.node_addr}/data/{shard.shard_id}"
     try:
-        return _json.deserialize_value(json.loads(_read(url)))
+        return deserialize_value(json.loads(_read(url)))
     except OSError as error:
         why = error.code if isinstance(error, urllib.error.HTTPError) else error
         raise RuntimeError(f"Failed to fetch shard from {url}: {why}") from error
@@ -130,8 +128,3 @@ def storage_stats() -> dict[str, int]:
     with _lock:
         total = sum(int(tensor.nbytes) for tensor in _shards.values())
         return {"num_tensors": len(_shards), "total_bytes": total}
-
-
-def home() -> Any:
-    """The module that has RTensor and the shards: AReaL's, or this one."""
-    return part("infra.rpc.rtensor") if INSTALLED else sys.modules[__name__]

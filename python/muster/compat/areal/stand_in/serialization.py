@@ -1,8 +1,6 @@
-"""Values as AReaL's worker protocol has them over HTTP: JSON, with marks for what JSON lacks.
-
-With AReaL installed its own functions are used. These are for where it is not:
-tensors, arrays, bytes, dataclasses, enums, dtypes and images.
-"""
+"""In the place of ``areal.infra.rpc.serialization``: values as the worker protocol has them over
+HTTP, which is JSON with marks for what JSON lacks: tensors, arrays, bytes, dataclasses, enums,
+dtypes and images."""
 
 from __future__ import annotations
 
@@ -16,30 +14,25 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from . import _tensors
-from ._areal import INSTALLED, part
-from ._trees import mapped
+from .._trees import mapped
 
 
 def serialize_value(value: Any) -> Any:
     """A value as JSON can carry it. Tuples become lists, processes None."""
-    return _theirs().serialize_value(value) if INSTALLED else mapped(value, _leaf, lists=True)
+    return mapped(value, _leaf, lists=True)
 
 
 def deserialize_value(value: Any) -> Any:
     """The value that `serialize_value` was given."""
-    return _theirs().deserialize_value(value) if INSTALLED else _read(value)
-
-
-def warm() -> None:
-    """Import what values need, if it is AReaL's."""
-    if INSTALLED:
-        _theirs()
-        _tensors.home()
-
-
-def _theirs() -> Any:
-    return part("infra.rpc.serialization")
+    if isinstance(value, list):
+        return [deserialize_value(entry) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("type")
+    read, keys = _READERS.get(kind, (None, set())) if isinstance(kind, str) else (None, set())
+    if read is not None and keys <= value.keys():
+        return read(value)
+    return {key: deserialize_value(entry) for key, entry in value.items()}
 
 
 # --- there --------------------------------------------------------------------------
@@ -97,18 +90,6 @@ def _text(data: Any) -> str:
 # --- and back -----------------------------------------------------------------------
 
 
-def _read(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_read(entry) for entry in value]
-    if not isinstance(value, dict):
-        return value
-    kind = value.get("type")
-    read, keys = _READERS.get(kind, (None, set())) if isinstance(kind, str) else (None, set())
-    if read is not None and keys <= value.keys():
-        return read(value)
-    return {key: _read(entry) for key, entry in value.items()}
-
-
 def _read_tensor(value: dict[str, Any]) -> Any:
     import torch
 
@@ -129,7 +110,8 @@ def _read_array(value: dict[str, Any]) -> Any:
 
 
 def _read_dataclass(value: dict[str, Any]) -> Any:
-    return _find(value)(**{key: _read(entry) for key, entry in value["data"].items()})
+    data = {key: deserialize_value(entry) for key, entry in value["data"].items()}
+    return _find(value)(**data)
 
 
 def _dtype(name: str) -> Any:
