@@ -60,6 +60,13 @@ class Program(subprocess.Popen[bytes]):
         for raw in self.stdout:
             told(raw.decode("utf-8", "backslashreplace").rstrip("\n"))
 
+    def poll(self) -> int | None:
+        """The exit code, if it has ended."""
+        code = super().poll()
+        if code is not None:
+            _running.discard(self)
+        return code
+
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and for its last lines; the exit code, -9 for SIGKILL."""
         code = super().wait(timeout)

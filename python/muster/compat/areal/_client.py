@@ -12,7 +12,6 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -42,63 +41,51 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is sent to a worker."""
-
-    url: str
-    body: bytes | None
-    timeout: float
-    verb: str = "post"
-
-
-def post(request: Request) -> Any:
+def post(url: str, body: bytes, timeout: float) -> Any:
     """What a worker answers; `Refusal`, `Again` or `Late` where it does not."""
     with _troubles():
-        status, body = _send(request)
-        found = body()
+        status, read = _send("post", url, body, timeout)
+        found = read()
     return _answer(status, found)
 
 
-async def post_async(request: Request) -> Any:
+async def post_async(url: str, body: bytes, timeout: float) -> Any:
     """The same, in an event loop."""
     try:
         aiohttp: Any = import_module("aiohttp")
     except ImportError:
-        return await asyncio.get_running_loop().run_in_executor(None, post, request)
+        return await asyncio.get_running_loop().run_in_executor(None, post, url, body, timeout)
     with _troubles():
-        limit = aiohttp.ClientTimeout(total=request.timeout)
         async with (
-            aiohttp.ClientSession(timeout=limit) as session,
-            session.post(request.url, data=request.body, headers=_JSON) as reply,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
+            session.post(url, data=body, headers=_JSON) as reply,
         ):
-            body = await (reply.json() if reply.status in _TELLING else reply.text())
-    return _answer(reply.status, body)
+            found = await (reply.json() if reply.status in _TELLING else reply.text())
+    return _answer(reply.status, found)
 
 
 def healthy(host: str, port: int, timeout: float = 2.0) -> bool:
     """Whether a worker answers."""
     try:
-        return _send(Request(f"http://{join(host, port)}/health", None, timeout, "get"))[0] == 200
+        return _send("get", f"http://{join(host, port)}/health", None, timeout)[0] == 200
     except (OSError, ValueError):
         return False
 
 
-def _send(request: Request) -> tuple[int, Callable[[], Any]]:
+def _send(verb: str, url: str, body: bytes | None, timeout: float) -> tuple[int, Callable[[], Any]]:
     """The status of a reply, and how to read it."""
-    asked = {"data": request.body, "headers": _JSON, "timeout": request.timeout}
     try:
-        reply = getattr(import_module("requests"), request.verb)(request.url, **asked)
-        return (
-            reply.status_code,
-            reply.json if reply.status_code in _TELLING else lambda: reply.text,
-        )
+        requests = import_module("requests")
     except ImportError:
-        pass
+        return _send_plainly(url, body, timeout)
+    reply = getattr(requests, verb)(url, data=body, headers=_JSON, timeout=timeout)
+    return reply.status_code, reply.json if reply.status_code in _TELLING else lambda: reply.text
+
+
+def _send_plainly(url: str, body: bytes | None, timeout: float) -> tuple[int, Callable[[], Any]]:
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(request.url, request.body, _JSON), timeout=request.timeout
-        ) as answer:
+        asked = urllib.request.Request(url, body, _JSON)
+        with urllib.request.urlopen(asked, timeout=timeout) as answer:
             status, data = answer.status, answer.read()
     except urllib.error.HTTPError as error:
         status, data = error.code, error.read()

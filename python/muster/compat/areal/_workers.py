@@ -94,16 +94,16 @@ class WorkerInfo:
     def ask(self, what: str, timeout: float, **fields: Any) -> Any:
         """Ask something of it, and wait for the result."""
         with self._telling(what, fields):
-            return _result(_client.post(self._request(what, fields, timeout)))
+            return _result(_client.post(*self._request(what, fields, timeout)))
 
     async def awaited(self, what: str, timeout: float, **fields: Any) -> Any:
         """The same, in an event loop: any, and a new one each time."""
         with self._telling(what, fields):
-            return _result(await _client.post_async(self._request(what, fields, timeout)))
+            return _result(await _client.post_async(*self._request(what, fields, timeout)))
 
     def tell(self, what: str, **fields: Any) -> Any:
         """Post something, and wait for all of the answer."""
-        return _client.post(self._request(what, fields, _FORK_SECONDS))
+        return _client.post(*self._request(what, fields, _FORK_SECONDS))
 
     @contextlib.contextmanager
     def _telling(self, what: str, fields: Mapping[str, Any]) -> Iterator[None]:
@@ -116,11 +116,10 @@ class WorkerInfo:
             self.check()
             raise
 
-    def _request(self, what: str, fields: Any, timeout: float) -> _client.Request:
+    def _request(self, what: str, fields: Any, timeout: float) -> tuple[str, bytes, float]:
         # What cannot be sent is told here.
         data = json.dumps(serialization().serialize_value(fields), default=guard.plain).encode()
-        where = _client.join(self.worker.ip, self.port)
-        return _client.Request(f"http://{where}/{what}", data, timeout)
+        return f"http://{_client.join(self.worker.ip, self.port)}/{what}", data, timeout
 
 
 def _result(answer: Any) -> Any:
@@ -240,8 +239,7 @@ class Attempts:
 
     def failed(self, error: Exception) -> float:
         """Seconds until the next attempt; raises where there is none."""
-        told = isinstance(error, (Again, Refusal, _errors.MusterError))
-        if not told:
+        if not isinstance(error, (Again, Refusal, _errors.MusterError)):
             raise error
         if self._number >= self._most or not isinstance(error, Again):
             raise _api.EngineCallError(self._info.id, self._method, str(error), self._number) from (
