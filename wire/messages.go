@@ -102,6 +102,8 @@ type PoolCreate struct {
 	// nodes it is, and PerNode is what a node has.
 	Workers   int `msg:"workers,omitempty"`
 	PerWorker int `msg:"gpus_per_worker,omitempty"`
+	// Devices are the numbers of those that it shall have, of one node.
+	Devices []int `msg:"devices,omitempty"`
 }
 
 // PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.

@@ -82,7 +82,8 @@ class ResourceManager:
     as one node each. With Ray's nodes the pool is a placement group of one bundle per
     node: ``cpus_per_node`` are held beside the GPUs (this machine's own are not counted),
     and ``labels`` and ``accelerator_type`` (as "H100") choose among nodes. ``node`` names the one node that
-    will do, as `muster.nodes` names it. With ``wait``, what others hold is waited for, until
+    will do, as `muster.nodes` names it. ``devices`` names the GPUs themselves, of one node, by the
+    numbers that `muster.nodes` has for them, in the place of how many (not on Ray's nodes). With ``wait``, what others hold is waited for, until
     the timeout.
 
     It can be pickled: workers can make clusters in it, and it stays with who made it.
@@ -99,6 +100,7 @@ class ResourceManager:
         labels: Mapping[str, str] | None = None,
         accelerator_type: str | None = None,
         node: str | None = None,
+        devices: Sequence[int] | None = None,
         wait: bool = False,
     ) -> None:
         asked = _asked(
@@ -112,6 +114,15 @@ class ResourceManager:
             node=node,
             wait=wait,
         )
+        if devices is not None:
+            if num_gpus_per_node or num_nodes != 1 or not devices:
+                raise ValueError(
+                    f"devices={list(devices)!r} names the GPUs of one node; leave "
+                    "num_gpus_per_node and num_nodes out, and name one at least"
+                )
+            for number in devices:
+                _whole("a number of devices", number)
+            asked["devices"] = [int(number) for number in devices]
         self._reserve(asked)
 
     def _reserve(self, asked: dict[str, Any]) -> None:

@@ -105,18 +105,15 @@ class Named:
     """The devices of one node that a user named: a pool, of which roles get some in turn."""
 
     def __init__(self, devices: list[int]) -> None:
-        visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-        named = {str(device) for device in devices}
-        # Muster counts the devices that this process sees.
-        self._ids = {d: visible.index(str(d)) if named <= set(visible) else d for d in devices}
+        self._devices = sorted(set(devices))
         self._pool: ResourceManager | None = None
 
     def place(self, share: Share, devices: list[int]) -> None:
         """Have a share be on some of them."""
         if self._pool is None:
-            self._pool = ResourceManager(max(self._ids.values()) + 1, 1, timeout=_PATIENCE)
+            self._pool = ResourceManager(devices=self._devices, timeout=_PATIENCE)
         share.pool, share.lent = self._pool, True
-        share.mapping = [self._ids[device] for device in devices]
+        share.mapping = [self._devices.index(device) for device in devices]
 
     def release(self) -> None:
         """Give the pool back."""
