@@ -221,7 +221,7 @@ def test_forks(peer: Peer, tmp_path: Path) -> None:
 def test_data(peer: Peer) -> None:
     torch = pytest.importorskip("torch")
     from muster.compat.areal import RTensor
-    from muster.compat.areal._json import deserialize_value, serialize_value
+    from muster.compat.areal.stand_in.serialization import deserialize_value, serialize_value
 
     wide = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
     assert peer.ask("PUT", "/data/a", serialize_value(wide))[0] == 200

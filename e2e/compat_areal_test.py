@@ -495,6 +495,16 @@ def test_chosen_devices(_head: None, tmp_path: Path) -> None:
         assert "Requested 3 GPUs but only 2 available" in str(caught.value)
     finally:
         scheduler.delete_workers()
+    first = MusterScheduler([3], str(tmp_path))
+    other = MusterScheduler([1, 2], str(tmp_path))  # beside each other
+    try:
+        role(first, "a", gpu=1, count=1)
+        role(other, "b", gpu=1)
+        found = devices(first, "a/0"), devices(other, "b/0"), devices(other, "b/1")
+        assert found == ("3", "1", "2"), "the ones that were named"
+    finally:
+        first.delete_workers()
+        other.delete_workers()
     again = MusterScheduler([1, 3], str(tmp_path))  # its devices were given back
     try:
         role(again, gpu=1, count=1)

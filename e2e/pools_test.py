@@ -35,6 +35,41 @@ def test_pools_are_reserved_and_given_back() -> None:
             pass
 
 
+def test_a_pool_for_workers() -> None:
+    with session("3x4"):
+        with ResourceManager.for_workers(6, 1, 4) as rm:
+            assert (rm.num_nodes, rm.gpu_per_node) == (2, 3), "of each what its workers take"
+            with cluster(Probe, rm, name="wide", device_mapping="0-5") as c:
+                assert len(set(c.execute_all_sync("pid"))) == 6
+        with ResourceManager.for_workers(1, 12, 4) as rm:
+            assert (rm.num_nodes, rm.gpu_per_node) == (3, 4), "whole nodes"
+        with ResourceManager.for_workers(2, 0, 4) as rm:
+            assert (rm.num_nodes, rm.num_gpus) == (1, 0)
+        with pytest.raises(ValueError, match="workers of 3 GPUs do not fill nodes of 4"):
+            ResourceManager.for_workers(2, 3, 4)
+        with pytest.raises(ValueError, match="world_size is 0"):
+            ResourceManager.for_workers(0, 1, 4)
+        with pytest.raises(TypeError, match="num_gpus_per_worker is '1'"):
+            ResourceManager.for_workers(2, "1", 4)  # type: ignore[arg-type]
+
+
+def test_a_pool_of_named_devices() -> None:
+    with session("1x4"), ResourceManager(1, 1), ResourceManager(devices=[3, 1]) as rm:
+        assert (rm.num_nodes, rm.gpu_per_node) == (1, 2)
+        with cluster(Probe, rm, name="named", device_mapping="0-1") as c:
+            assert [worker.name for worker in c.workers] == ["named-0-G1", "named-1-G3"]
+        with pytest.raises(muster.ResourceError, match=r"devices=\[2, 3\].*") as caught:
+            ResourceManager(devices=[2, 3])
+        assert "holds 1,3" in str(caught.value)
+        with ResourceManager(devices=[2]) as other:
+            assert other.nodes[0]["devices"][0]["index"] == 2
+        for numbers, gpus in (([], 0), ([2], 1)):
+            with pytest.raises(ValueError, match="names the GPUs of one node"):
+                ResourceManager(gpus, devices=numbers)
+        with pytest.raises(ValueError, match="each once"):
+            ResourceManager(devices=[2, 2])
+
+
 def test_gpus_that_are_not_there_name_the_option() -> None:
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("needs nogpu: this machine has GPUs")

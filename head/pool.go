@@ -25,8 +25,19 @@ type pool struct {
 	void     bool   // its reservation is gone
 }
 
-// checkPool refuses what no pool could be, and says how long it may take.
+// checkPool refuses what no pool could be, shapes one that is for workers, and says how
+// long it may take.
 func checkPool(req *wire.PoolCreate) (time.Duration, error) {
+	if req.Workers != 0 {
+		ask, err := placement.Shape(req.Workers, req.PerWorker, req.PerNode)
+		if err != nil {
+			return 0, err
+		}
+		req.PerNode, req.Nodes, req.Workers = ask.PerNode, ask.Nodes, 0
+	}
+	if len(req.Devices) > 0 {
+		req.PerNode, req.Nodes = len(req.Devices), 1
+	}
 	if req.Nodes < 1 || req.PerNode < 0 {
 		return 0, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
 	}
@@ -212,6 +223,9 @@ func (h *Head) pickLocked(req *wire.PoolCreate) (spec.Pool, error) {
 	nodes, err := onlyNode(nodes, req.Node)
 	if err != nil {
 		return spec.Pool{}, err
+	}
+	if len(req.Devices) > 0 {
+		return placement.ReserveNamed(nodes, h.heldLocked(), req.Devices)
 	}
 	return placement.Reserve(nodes, h.heldLocked(), placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
 }

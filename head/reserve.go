@@ -31,6 +31,9 @@ const joinLeast = 60 * time.Second
 // reservePool has the backend reserve a pool within the timeout, and the agents of
 // its nodes join within as long again.
 func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
+	if len(req.Devices) > 0 {
+		return nil, spec.Errorf(spec.CodeInvalid, "devices names GPUs of this machine's nodes, and those of a Ray cluster are chosen by Ray: say how many (num_gpus_per_node)")
+	}
 	h.mu.Lock()
 	if p := h.madeLocked(origin); p != nil {
 		defer h.mu.Unlock()

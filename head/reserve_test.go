@@ -156,6 +156,17 @@ func TestAPoolOfWholeNodes(t *testing.T) {
 	}
 }
 
+func TestAPoolForWorkersAndOneOfNamedDevices(t *testing.T) {
+	r, _ := newReserving(t, []string{"node-0", "node-1"})
+	var p spec.Pool
+	must(t, r.owner.ask("pool.create", &wire.PoolCreate{PerNode: 4, Workers: 6, PerWorker: 1, Timeout: 10}, &p))
+	if len(p.Nodes) != 2 || p.PerNode != 3 {
+		t.Errorf("got %+v", p)
+	}
+	err := r.owner.ask("pool.create", &wire.PoolCreate{Devices: []int{1}, Timeout: 10}, &p)
+	wantError(t, err, spec.CodeInvalid, "chosen by Ray")
+}
+
 func TestAReservationThatIsGoneIsTold(t *testing.T) {
 	r, b := newReserving(t, []string{"node-0"})
 	var p spec.Pool

@@ -26,6 +26,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 //	nodes 8,8,4                           nodes of these sizes
 //	reserve ID PER_NODE NODES [by=WHO]    makes a pool and goes on with it
 //	        [as=STRATEGY]
+//	name ID 1,3 [by=WHO]                  makes a pool of the devices of these numbers
 //	release ID
 //	place NAME [mapping= world= per= tp= pp= cp= dp= ep= visible= span=yes env.X= controller.X=]
 //	env NAME RANK
@@ -103,7 +104,15 @@ func (s *script) run(words []string) string {
 	case "nodes":
 		return s.makeNodes(plain[0], args)
 	case "reserve":
-		return s.reserve(number(plain[0]), Ask{PerNode: number(plain[1]), Nodes: number(plain[2]), Strategy: args["as"]}, args["by"])
+		pool, err := Reserve(s.nodes, s.held, Ask{PerNode: number(plain[1]), Nodes: number(plain[2]), Strategy: args["as"]})
+		return s.hold(number(plain[0]), pool, err, args["by"])
+	case "name":
+		var numbers []int
+		for _, n := range strings.Split(plain[1], ",") {
+			numbers = append(numbers, number(n))
+		}
+		pool, err := ReserveNamed(s.nodes, s.held, numbers)
+		return s.hold(number(plain[0]), pool, err, args["by"])
 	case "release":
 		s.held = slices.DeleteFunc(s.held, func(h Held) bool { return h.Pool.ID == number(plain[0]) })
 		return "ok"
@@ -139,8 +148,7 @@ func (s *script) makeNodes(sizes string, args map[string]string) string {
 	return "ok"
 }
 
-func (s *script) reserve(id int, ask Ask, by string) string {
-	pool, err := Reserve(s.nodes, s.held, ask)
+func (s *script) hold(id int, pool spec.Pool, err error, by string) string {
 	if err != nil {
 		return complain(err)
 	}

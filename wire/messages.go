@@ -98,6 +98,12 @@ type PoolCreate struct {
 	Node        string            `msg:"node,omitempty"` // the only one that will do
 	// Wait: what others hold is waited for, until the timeout.
 	Wait bool `msg:"wait,omitempty"`
+	// Workers, of so many GPUs each, are what the pool is for: the head then says of how many
+	// nodes it is, and PerNode is what a node has.
+	Workers   int `msg:"workers,omitempty"`
+	PerWorker int `msg:"gpus_per_worker,omitempty"`
+	// Devices are the numbers of those that it shall have, of one node.
+	Devices []int `msg:"devices,omitempty"`
 }
 
 // PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.

@@ -2957,8 +2957,8 @@ func (z *PlanRequest) Msgsize() (s int) {
 func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(9)
-	var zb0001Mask uint16 /* 9 bits */
+	zb0001Len := uint32(12)
+	var zb0001Mask uint16 /* 12 bits */
 	_ = zb0001Mask
 	if z.CPUs == 0 {
 		zb0001Len--
@@ -2983,6 +2983,18 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Wait == false {
 		zb0001Len--
 		zb0001Mask |= 0x100
+	}
+	if z.Workers == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x200
+	}
+	if z.PerWorker == 0 {
+		zb0001Len--
+		zb0001Mask |= 0x400
+	}
+	if z.Devices == nil {
+		zb0001Len--
+		zb0001Mask |= 0x800
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -3031,6 +3043,24 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "wait"
 			o = append(o, 0xa4, 0x77, 0x61, 0x69, 0x74)
 			o = msgp.AppendBool(o, z.Wait)
+		}
+		if (zb0001Mask & 0x200) == 0 { // if not omitted
+			// string "workers"
+			o = append(o, 0xa7, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72, 0x73)
+			o = msgp.AppendInt(o, z.Workers)
+		}
+		if (zb0001Mask & 0x400) == 0 { // if not omitted
+			// string "gpus_per_worker"
+			o = append(o, 0xaf, 0x67, 0x70, 0x75, 0x73, 0x5f, 0x70, 0x65, 0x72, 0x5f, 0x77, 0x6f, 0x72, 0x6b, 0x65, 0x72)
+			o = msgp.AppendInt(o, z.PerWorker)
+		}
+		if (zb0001Mask & 0x800) == 0 { // if not omitted
+			// string "devices"
+			o = append(o, 0xa7, 0x64, 0x65, 0x76, 0x69, 0x63, 0x65, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Devices)))
+			for za0003 := range z.Devices {
+				o = msgp.AppendInt(o, z.Devices[za0003])
+			}
 		}
 	}
 	return
@@ -3130,6 +3160,37 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Wait")
 				return
 			}
+		case "workers":
+			z.Workers, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Workers")
+				return
+			}
+		case "gpus_per_worker":
+			z.PerWorker, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "PerWorker")
+				return
+			}
+		case "devices":
+			var zb0003 uint32
+			zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Devices")
+				return
+			}
+			if cap(z.Devices) >= int(zb0003) {
+				z.Devices = (z.Devices)[:zb0003]
+			} else {
+				z.Devices = make([]int, zb0003)
+			}
+			for za0003 := range z.Devices {
+				z.Devices[za0003], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Devices", za0003)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3151,7 +3212,7 @@ func (z *PoolCreate) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
 		}
 	}
-	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize + 8 + msgp.IntSize + 16 + msgp.IntSize + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (msgp.IntSize))
 	return
 }
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     )
     from ._handles import EngineHandle, WorkerHandle
     from ._instances import Instances
+    from ._logfiles import LogFiles
+    from ._programs import Program
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
     from ._resources import Outlook, Plan, ResourceManager, nodes
@@ -70,6 +72,7 @@ __all__ = [
     "InvalidArgumentError",
     "LayoutError",
     "LimitError",
+    "LogFiles",
     "MethodNotFoundError",
     "MusterError",
     "NodeLostError",
@@ -78,6 +81,7 @@ __all__ = [
     "PerRank",
     "PlacementError",
     "Plan",
+    "Program",
     "ProtocolError",
     "RankInfo",
     "Ref",
@@ -145,6 +149,8 @@ _HOMES = {
     "EngineHandle": "_handles",
     "WorkerHandle": "_handles",
     "Instances": "_instances",
+    "LogFiles": "_logfiles",
+    "Program": "_programs",
     "Ref": "_refs",
     "as_completed": "_refs",
     "get": "_refs",

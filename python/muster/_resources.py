@@ -82,7 +82,8 @@ class ResourceManager:
     as one node each. With Ray's nodes the pool is a placement group of one bundle per
     node: ``cpus_per_node`` are held beside the GPUs (this machine's own are not counted),
     and ``labels`` and ``accelerator_type`` (as "H100") choose among nodes. ``node`` names the one node that
-    will do, as `muster.nodes` names it. With ``wait``, what others hold is waited for, until
+    will do, as `muster.nodes` names it. ``devices`` names the GPUs themselves, of one node, by the
+    numbers that `muster.nodes` has for them, in the place of how many (not on Ray's nodes). With ``wait``, what others hold is waited for, until
     the timeout.
 
     It can be pickled: workers can make clusters in it, and it stays with who made it.
@@ -99,6 +100,7 @@ class ResourceManager:
         labels: Mapping[str, str] | None = None,
         accelerator_type: str | None = None,
         node: str | None = None,
+        devices: Sequence[int] | None = None,
         wait: bool = False,
     ) -> None:
         asked = _asked(
@@ -112,6 +114,18 @@ class ResourceManager:
             node=node,
             wait=wait,
         )
+        if devices is not None:
+            if num_gpus_per_node or num_nodes != 1 or not devices:
+                raise ValueError(
+                    f"devices={list(devices)!r} names the GPUs of one node; leave "
+                    "num_gpus_per_node and num_nodes out, and name one at least"
+                )
+            for number in devices:
+                _whole("a number of devices", number)
+            asked["devices"] = [int(number) for number in devices]
+        self._reserve(asked)
+
+    def _reserve(self, asked: dict[str, Any]) -> None:
         connection = _context.connection("ResourceManager()")
         with _context.waiting():
             pool = connection.request("pool.create", asked)
@@ -123,6 +137,46 @@ class ResourceManager:
         self._clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
         self._release: Any = weakref.finalize(self, _release, connection, self.id)
         self._release.atexit = False  # the head releases all of a script's pools at its end
+
+    @classmethod
+    def for_workers(
+        cls,
+        world_size: int,
+        num_gpus_per_worker: int,
+        num_gpus_per_node: int,
+        *,
+        timeout: float = 30.0,
+        strategy: str | None = None,
+        cpus_per_node: float = 0,
+        labels: Mapping[str, str] | None = None,
+        accelerator_type: str | None = None,
+        wait: bool = False,
+    ) -> ResourceManager:
+        """The pool that so many workers need, where nodes have ``num_gpus_per_node``: as few nodes
+        as can be, and of each no more GPUs than its workers take. A worker with more GPUs than a
+        node gets whole nodes (``WorkerConfig(span_nodes=True)``)."""
+        asked = _asked(
+            num_gpus_per_node,
+            1,
+            timeout=timeout,
+            strategy=strategy,
+            cpus_per_node=cpus_per_node,
+            labels=labels,
+            accelerator_type=accelerator_type,
+            wait=wait,
+        )
+        for label, value in (
+            ("world_size", world_size),
+            ("num_gpus_per_worker", num_gpus_per_worker),
+        ):
+            _whole(label, value)
+        if world_size < 1:
+            raise ValueError(f"world_size is {world_size}; it is 1 or more")
+        self = cls.__new__(cls)
+        self._reserve(
+            {**asked, "workers": int(world_size), "gpus_per_worker": int(num_gpus_per_worker)}
+        )
+        return self
 
     @classmethod
     def _attach(cls, ident: int, per_node: int, nodes: list[dict[str, Any]]) -> ResourceManager:
@@ -260,8 +314,7 @@ def _asked(
 ) -> dict[str, Any]:
     """The request for a pool."""
     for label, value in (("num_gpus_per_node", num_gpus_per_node), ("num_nodes", num_nodes)):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{label} is {value!r}; it must be a whole number")
+        _whole(label, value)
     if strategy is not None and strategy not in _STRATEGIES:
         raise ValueError(f"strategy={strategy!r}; there are {', '.join(_STRATEGIES)}")
     if isinstance(cpus_per_node, bool) or not isinstance(cpus_per_node, (int, float)):
@@ -279,6 +332,11 @@ def _asked(
         "node": node or "",
         "wait": bool(wait),
     }
+
+
+def _whole(label: str, value: Any) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{label} is {value!r}; it must be a whole number")
 
 
 def devices_of(worker: Mapping[str, Any], pool: int) -> list[dict[str, Any]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import pytest
 
 from muster.compat import areal
-from muster.compat.areal import _engines, _environment, _own, _pools, guard
+from muster.compat.areal import _client, _engines, _roles, guard
+from muster.compat.areal.stand_in import api as stand_in
 
 
 def test_errors_have_areals_fields() -> None:
@@ -40,7 +39,7 @@ def test_errors_have_areals_fields() -> None:
 def test_specs() -> None:
     spec = areal.SchedulingSpec()
     assert (spec.cpu, spec.gpu, spec.mem, spec.port_count, spec.cmd) == (8, 0, 32, 2, None)
-    assert areal.SchedulingStrategy() == _own.SchedulingStrategy("separation", None, True)
+    assert areal.SchedulingStrategy() == stand_in.SchedulingStrategy("separation", None, True)
     with pytest.raises(ValueError, match="shared, separate, deferred"):
         areal.SchedulingSpec(ray_placement_strategy="packed")
     assert areal.Worker("a/0", "h").worker_ports == []
@@ -53,7 +52,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     spec = areal.SchedulingSpec(cpu=3, env_vars={"OMP_NUM_THREADS": "9", "RANK": "1", "A": "b"})
-    env = _environment.of(spec, offload=False)
+    env = _roles.variables(spec, offload=False)
     assert env["MKL_NUM_THREADS"] == "3", "by its CPUs"
     assert env["OPENBLAS_NUM_THREADS"] == "5", "unless it was set"
     assert env["OMP_NUM_THREADS"] == "9" and env["A"] == "b", "and the role has the last word"
@@ -96,11 +95,11 @@ def test_calls() -> None:
     update.set_result(5)
     engine = SimpleNamespace(update=lambda: update, wrong=lambda: {}.x)  # type: ignore[attr-defined]
     assert _engines.call(engine, "update", [], {}, None) == 5, "what is under way is waited for"
-    with pytest.raises(_engines.UnknownMethodError, match="'walk'"):
+    with pytest.raises(_client.Refusal, match="'walk'") as unknown:
         _engines.call(engine, "walk", [], {}, None)
-    with pytest.raises(AttributeError, match="no attribute 'x'") as inside:
+    assert unknown.value.status == 400
+    with pytest.raises(AttributeError, match="no attribute 'x'"):
         _engines.call(engine, "wrong", [], {}, None)
-    assert not isinstance(inside.value, _engines.UnknownMethodError)
 
 
 def test_arguments_of_commands() -> None:
@@ -114,18 +113,6 @@ def test_arguments_of_commands() -> None:
 def test_shares() -> None:
     spec, other = areal.SchedulingSpec(), areal.SchedulingSpec(env_vars={"A": "b"})
     apart = areal.SchedulingSpec(gpu=1, ray_placement_strategy="separate")
-    assert [s.indices for s in _pools._grouped([spec] * 3)] == [[0, 1, 2]]
-    assert [s.indices for s in _pools._grouped([spec, other])] == [[0], [1]]
-    assert [s.indices for s in _pools._grouped([apart] * 2)] == [[0], [1]]
-
-
-@pytest.mark.parametrize(("how", "code"), [("exit", 7), ("SIGTERM", -15), ("SIGKILL", -9)])
-def test_leaving_as_another_did(how: str, code: int) -> None:
-    source = f"""
-import signal, threading
-signal.signal(signal.SIGTERM, lambda *_: None)
-from muster.compat.areal._host import _leave_as
-threading.Thread(target=_leave_as, args=({code},)).start()
-threading.Event().wait(10)
-"""
-    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == code
+    assert [s.indices for s in _roles._grouped([spec] * 3)] == [[0, 1, 2]]
+    assert [s.indices for s in _roles._grouped([spec, other])] == [[0], [1]]
+    assert [s.indices for s in _roles._grouped([apart] * 2)] == [[0], [1]]

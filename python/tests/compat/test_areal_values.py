@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from muster.compat.areal import _json, _tensors, _values
+from muster._values import decode, encode
+from muster.compat.areal._trees import plain
+from muster.compat.areal.stand_in import rtensor, serialization
 
 
 class Color(Enum):
@@ -36,7 +38,9 @@ class Outer:
 
 
 def there_and_back(value: Any) -> Any:
-    return _json.deserialize_value(json.loads(json.dumps(_json.serialize_value(value))))
+    return serialization.deserialize_value(
+        json.loads(json.dumps(serialization.serialize_value(value)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,13 +70,13 @@ def test_json_as_areal_has_it() -> None:
     assert there_and_back((1, (2,))) == [1, [2]]
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         assert there_and_back({"process": process}) == {"process": None}
-    assert _json.serialize_value(Inner()) == {
+    assert serialization.serialize_value(Inner()) == {
         "type": "dataclass",
         "class_path": f"{__name__}.Inner",
         "data": {"sizes": [1, 2], "process": None},
     }
     with pytest.raises(TypeError, match="object cannot be sent over HTTP"):
-        _json.serialize_value(object())
+        serialization.serialize_value(object())
 
 
 def test_arrays() -> None:
@@ -83,7 +87,7 @@ def test_arrays() -> None:
         assert (back == array).all() and back.flags.writeable
     assert there_and_back(np.int64(3)) == 3
     with pytest.raises(ValueError, match="object"):
-        _json.serialize_value(np.array([object()]))
+        serialization.serialize_value(np.array([object()]))
 
 
 def test_tensors() -> None:
@@ -98,43 +102,52 @@ def test_tensors() -> None:
     assert there_and_back(torch.float16) is torch.float16
 
 
-def test_pack_leaves_alone_what_need_not_change() -> None:
+def test_what_need_not_change_is_left_alone() -> None:
     config = Outer("x", more={"k": [1, 2], "t": (1, 2)})
-    assert _values.pack(config) is config
+    assert plain(config) is config
     rows = {"rows": [1, {"a": "b"}]}
-    assert _values.pack(rows) is rows
+    assert plain(rows) is rows
 
 
-def test_pack() -> None:
-    assert _values.pack((1, (2,), {"a": (3,)})) == [1, [2], {"a": [3]}]
+def test_plain() -> None:
+    assert plain((1, (2,), {"a": (3,)})) == [1, [2], {"a": [3]}]
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         before = Outer("x", Inner(process=process), {"k": [process]})
-        after = _values.pack(before)
+        after = plain(before)
         assert after.inner.process is None and after.more == {"k": [None]}
         assert after.inner.sizes == (1, 2), "a field that is a tuple is meant to be one"
         assert before.inner.process is process, "what was given is left as it is"
 
 
+def sent(value: Any) -> tuple[Any, int]:
+    """What arrives of a value by Muster's wire, and the bytes that it took."""
+    bufs: list[Any] = []
+    body = encode(plain(value), bufs)
+    views = [memoryview(bytearray(memoryview(buf).cast("B"))) for buf in bufs]
+    return decode(body, views), len(body) + sum(view.nbytes for view in views)
+
+
 def test_shards_travel_without_their_rows() -> None:
     torch = pytest.importorskip("torch")
-    rows = torch.arange(6.0).reshape(2, 3)
-    kept = _tensors.RTensor.remotize({"a": (rows, 1)}, "here:1")
-    packed = _values.pack(kept)
-    [shard, one] = packed["a"]
-    assert isinstance(shard, _values.Shard) and one == 1
-    [back, _] = _values.unpack(packed)["a"]
-    assert isinstance(back, _tensors.RTensor) and back.data.is_meta
+    rows = torch.arange(60000.0).reshape(20000, 3)
+    kept = rtensor.RTensor.remotize({"a": (rows, 1)}, "here:1")
+    shard = kept["a"][0].shard
+    arrived, size = sent(kept)
+    [back, one] = arrived["a"]
+    assert one == 1 and size < 1000
+    assert isinstance(back, rtensor.RTensor) and back.data.is_meta and back.shard == shard
     assert (back.shape, back.dtype, back.ndim) == (rows.shape, rows.dtype, 2)
     assert back.device.type == "meta"
-    assert _tensors.RTensor.collect_shards([back, {"x": back}]) == {
+    assert rtensor.RTensor.collect_shards([back, {"x": back}]) == {
         "here:1": [shard.shard_id, shard.shard_id]
     }
-    assert torch.equal(_tensors.fetch(shard.shard_id), rows)
-    assert _tensors.storage_stats()["total_bytes"] >= rows.nbytes
-    within = _values.unpack(_values.pack(Outer("x", more={"t": [kept["a"][0]]}))).more["t"][0]
-    assert isinstance(within, _tensors.RTensor) and within.shard == back.shard
+    assert torch.equal(rtensor.fetch(shard.shard_id), rows)
+    assert rtensor.storage_stats()["total_bytes"] >= rows.nbytes
+    within = sent(Outer("x", more={"t": [kept["a"][0]]}))[0].more["t"][0]
+    assert isinstance(within, rtensor.RTensor) and within.shard == back.shard
     back.data = rows
-    assert _values.pack(back) is rows, "rows that are here already go along"
-    assert _tensors.remove(shard.shard_id) == 1 and _tensors.remove(shard.shard_id) == 0
+    again, size = sent(back)
+    assert torch.equal(again.to_local(), rows) and size > rows.nbytes, "rows that are here go along"
+    assert rtensor.remove(shard.shard_id) == 1 and rtensor.remove(shard.shard_id) == 0
     with pytest.raises(KeyError):
-        _tensors.fetch(shard.shard_id)
+        rtensor.fetch(shard.shard_id)

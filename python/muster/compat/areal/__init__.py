@@ -5,22 +5,22 @@ run on it as they are. Where AReaL is installed the classes here are its own,
 else equal ones. ``python -m muster.compat.areal.rpc_server`` is AReaL's worker
 server. docs/migrating-from-areal.md tells more.
 
-In the script: `scheduler`, with `_specs` and `_pools` (what a role asks for), `_workers`
-and `_client` (how workers are called), `_logs`. In workers: `_host` and `_engines`;
-`guard`, `_blueprints` and `rpc_server` are what they serve by HTTP. `_own`, `_json` and
-`_tensors` stand for AReaL's where it is not installed.
+In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_client`
+(how workers are called). In workers: `_host` and `_engines`; `guard`, `_blueprints` and
+`rpc_server` are what they serve by HTTP. `stand_in` has what of AReaL they need where it is not
+installed.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _own
+from .stand_in import api as _own
 
 if TYPE_CHECKING:
-    from ._own import *  # noqa: F403 - the names are listed there
-    from ._tensors import RTensor, TensorShardInfo
     from .scheduler import MusterScheduler
+    from .stand_in.api import *  # noqa: F403 - the names are listed there
+    from .stand_in.rtensor import RTensor, TensorShardInfo
 
 __all__ = ["MusterScheduler", "RTensor", "TensorShardInfo"]
 __all__ += _own.__all__
@@ -34,9 +34,9 @@ def __getattr__(name: str) -> Any:
 
         return MusterScheduler
     if name in ("RTensor", "TensorShardInfo"):
-        from . import _tensors
+        from ._areal import tensors
 
-        return getattr(_tensors.home(), name)
+        return getattr(tensors(), name)
     if name in __all__:
         from . import _api
 

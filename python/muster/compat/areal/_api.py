@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from . import _own
 from ._areal import INSTALLED, part
-from ._own import *  # noqa: F403 - the names are listed there
+from .stand_in import api as _own
+from .stand_in.api import *  # noqa: F403 - the names are listed there
 
 if INSTALLED:
     for _home in ("api", "api.cli_args", "infra.scheduler.exceptions"):

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _engines, _json, _tensors, _values
-from ._engines import said
-from .guard import GuardState, Refused, Routes, needed, set_env
+from . import _engines
+from ._areal import serialization, tensors
+from ._client import Refusal
+from ._trees import plain
+from .guard import GuardState, Routes, needed, set_env
 
 # --- engines ------------------------------------------------------------------------
 
 
 def _health(state: GuardState, _: Any) -> Any:
-    names = list(state.host.engines())
-    return {
-        "status": "healthy",
-        "engine_count": len(names),
-        "engines": names,
-        "forked_children": len(state.forked_children),
-    }
+    names, forks = list(state.host.engines()), len(state.forked_children)
+    about = {"engine_count": len(names), "engines": names, "forked_children": forks}
+    return {"status": "healthy", **about}
 
 
 def _configure(state: GuardState, data: Any) -> Any:
@@ -34,7 +32,7 @@ def _configure(state: GuardState, data: Any) -> Any:
     else:
         seed = getattr(config, "seed", None)
     if seed is None:
-        raise Refused(400, "'config' has no seed")
+        raise Refusal(400, "'config' has no seed")
     state.host.ask("do_configure", seed=seed, rank=rank)
     return {"status": "success", "message": "Worker configured.", "result": None}
 
@@ -42,45 +40,39 @@ def _configure(state: GuardState, data: Any) -> Any:
 def _create_engine(state: GuardState, data: Any) -> Any:
     path, name = needed(data, "engine", str), needed(data, "engine_name", str)
     given = {"init_args": data.get("init_args") or [], "init_kwargs": data.get("init_kwargs") or {}}
-    given = _values.pack(_read(state, given))
-    try:
-        state.host.ask("do_create_engine", engine=path, engine_name=name, **given)
-    except (_engines.EngineExistsError, _engines.EngineTypeError) as error:
-        raise Refused(400, said(error)) from None
-    except Exception as error:
-        if getattr(error, "code", "") == "import":
-            raise Refused(400, f"Failed to import engine '{path}': {said(error)}") from None
-        raise Refused(500, f"Failed to instantiate engine: {said(error)}") from error
+    _ask(state, "create_engine", given, engine=path, engine_name=name)
     message = f"Engine '{name}' created and initialized"
     return {"status": "success", "message": message, "engine_name": name, "result": None}
 
 
 def _call(state: GuardState, data: Any) -> Any:
     """Call an engine; tensors that it returns stay here, and are named."""
-    method, name = needed(data, "method", str), needed(data, "engine_name", str)
+    named = {"method": needed(data, "method", str), "engine_name": needed(data, "engine_name", str)}
     given = {"args": data.get("args") or [], "kwargs": data.get("kwargs") or {}}
-    given = _values.pack(_read(state, given)) | {"rpc_meta": data.get("rpc_meta")}
+    result = _ask(state, "call", given, **named, rpc_meta=data.get("rpc_meta"))
+    return {"status": "success", "result": serialization().serialize_value(result)}
+
+
+def _ask(state: GuardState, what: str, given: Any, **more: Any) -> Any:
+    """Ask the host, with values of a request."""
+    values = plain(_read(state, given))
     try:
-        result = state.host.ask("do_call", method=method, engine_name=name, **given)
-    except _engines.UnknownEngineError as error:
-        raise Refused(404, said(error)) from None
-    except _engines.UnknownMethodError as error:
-        raise Refused(400, said(error)) from None
+        return state.host.ask(f"do_{what}", **values, **more)
     except Exception as error:
-        raise Refused(500, f"Engine method '{method}' failed: {said(error)}") from error
-    return {"status": "success", "result": _json.serialize_value(_values.unpack(result))}
+        cause = None if isinstance(error, Refusal) else error
+        raise _engines.refusal(error, what, more) from cause
 
 
 def _read(state: GuardState, value: Any) -> Any:
-    """A value of a request."""
-    _warm(state)
-    return _json.deserialize_value(value)
+    """A value of a request; what it and tensors need is imported first, where engines are."""
+    _home(state)
+    return serialization().deserialize_value(value)
 
 
-def _warm(state: GuardState) -> None:
-    """What values and tensors need is imported first, where engines are."""
+def _home(state: GuardState) -> Any:
     if not state.host.is_warm:
         state.host.ask("warm")
+    return tensors()
 
 
 engine_bp: Routes = {
@@ -100,16 +92,11 @@ def _store(state: GuardState, data: Any) -> Any:
     return {"status": "ok", "shard_id": data["name"]}
 
 
-def _home(state: GuardState) -> Any:
-    _warm(state)
-    return _tensors.home()
-
-
 def _shard(state: GuardState, data: Any) -> Any:
     try:
-        return _json.serialize_value(_home(state).fetch(data["name"]))
+        return serialization().serialize_value(_home(state).fetch(data["name"]))
     except KeyError:
-        raise Refused(404, f"Shard {data['name']} not found") from None
+        raise Refusal(404, f"Shard {data['name']} not found") from None
 
 
 def _shards(state: GuardState, data: Any) -> Any:
@@ -121,8 +108,8 @@ def _shards(state: GuardState, data: Any) -> Any:
             missing.append(shard)
     if missing:
         said = "One or more requested shards were not found"
-        raise Refused(400, said, missing_shard_ids=missing)
-    return _json.serialize_value(found)
+        raise Refusal(400, said, missing_shard_ids=missing)
+    return serialization().serialize_value(found)
 
 
 def _clear(state: GuardState, data: Any) -> Any:
@@ -134,7 +121,7 @@ def _clear(state: GuardState, data: Any) -> Any:
 def _ids(data: Any) -> list[str]:
     ids = data.get("shard_ids")
     if not isinstance(ids, list) or not all(isinstance(entry, str) for entry in ids):
-        raise Refused(400, "'shard_ids' must be a list")
+        raise Refusal(400, "'shard_ids' must be a list")
     return ids
 
 

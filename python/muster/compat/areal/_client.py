@@ -1,6 +1,7 @@
-"""HTTP to workers: by what AReaL itself uses for it, where that is there, else by Python's own.
+"""HTTP to workers, and how a worker says no, by HTTP or not.
 
-A call that is awaited by aiohttp has no thread of its own, however many there are.
+By what AReaL itself uses, requests and aiohttp, where they are installed, else by
+Python's own. A call that is awaited by aiohttp has no thread of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ import contextlib
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
-
-from .guard import join
 
 _JSON = {"Content-Type": "application/json"}
 #: What comes with these is JSON.
@@ -31,73 +29,70 @@ class Late(Again):
 
 
 class Refusal(Exception):
-    """What a server that was reached did not do."""
+    """What a worker that was reached did not do, with the status that HTTP has for it."""
 
-    def __init__(self, status: int, reason: str) -> None:
+    def __init__(self, status: int, reason: str, **more: Any) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.reason, self.more = status, reason, more
 
 
-@dataclass(frozen=True)
-class Request:
-    """What is posted to a worker."""
-
-    url: str
-    body: bytes
-    timeout: float
+def join(host: str, port: int) -> str:
+    """An address as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def post(request: Request) -> Any:
+def post(url: str, body: bytes, timeout: float) -> Any:
     """What a worker answers; `Refusal`, `Again` or `Late` where it does not."""
     with _troubles():
-        status, body = _send(request)
-    return _answer(status, body)
+        status, read = _send("post", url, body, timeout)
+        found = read()
+    return _answer(status, found)
 
 
-async def post_async(request: Request) -> Any:
+async def post_async(url: str, body: bytes, timeout: float) -> Any:
     """The same, in an event loop."""
-    aiohttp = _installed("aiohttp")
-    if aiohttp is None:
-        return await asyncio.get_running_loop().run_in_executor(None, post, request)
+    try:
+        aiohttp: Any = import_module("aiohttp")
+    except ImportError:
+        return await asyncio.get_running_loop().run_in_executor(None, post, url, body, timeout)
     with _troubles():
-        limit = aiohttp.ClientTimeout(total=request.timeout)
         async with (
-            aiohttp.ClientSession(timeout=limit) as session,
-            session.post(request.url, data=request.body, headers=_JSON) as reply,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session,
+            session.post(url, data=body, headers=_JSON) as reply,
         ):
-            status = reply.status
-            body = await (reply.json() if status in _TELLING else reply.text())
-    return _answer(status, body)
+            found = await (reply.json() if reply.status in _TELLING else reply.text())
+    return _answer(reply.status, found)
 
 
 def healthy(host: str, port: int, timeout: float = 2.0) -> bool:
     """Whether a worker answers."""
-    url = f"http://{join(host, port)}/health"
-    requests = _installed("requests")
     try:
-        if requests is not None:
-            return bool(requests.get(url, timeout=timeout).status_code == 200)
-        with urllib.request.urlopen(url, timeout=timeout) as reply:
-            return bool(reply.status == 200)
+        return _send("get", f"http://{join(host, port)}/health", None, timeout)[0] == 200
     except (OSError, ValueError):
         return False
 
 
-def _send(request: Request) -> tuple[int, Any]:
-    requests = _installed("requests")
-    if requests is not None:
-        reply = requests.post(
-            request.url, data=request.body, headers=_JSON, timeout=request.timeout
-        )
-        status = reply.status_code
-        return status, reply.json() if status in _TELLING else reply.text
-    asked = urllib.request.Request(request.url, request.body, _JSON)
+def _send(verb: str, url: str, body: bytes | None, timeout: float) -> tuple[int, Callable[[], Any]]:
+    """The status of a reply, and how to read it."""
     try:
-        with urllib.request.urlopen(asked, timeout=request.timeout) as answer:
-            return answer.status, json.loads(answer.read())
+        requests = import_module("requests")
+    except ImportError:
+        return _send_plainly(url, body, timeout)
+    reply = getattr(requests, verb)(url, data=body, headers=_JSON, timeout=timeout)
+    return reply.status_code, reply.json if reply.status_code in _TELLING else lambda: reply.text
+
+
+def _send_plainly(url: str, body: bytes | None, timeout: float) -> tuple[int, Callable[[], Any]]:
+    try:
+        asked = urllib.request.Request(url, body, _JSON)
+        with urllib.request.urlopen(asked, timeout=timeout) as answer:
+            status, data = answer.status, answer.read()
     except urllib.error.HTTPError as error:
-        text = error.read().decode("utf-8", "replace")
-        return error.code, json.loads(text) if error.code in _TELLING else text
+        status, data = error.code, error.read()
+    return (
+        status,
+        lambda: json.loads(data) if status in _TELLING else data.decode("utf-8", "replace"),
+    )
 
 
 def _answer(status: int, body: Any) -> Any:
@@ -118,10 +113,3 @@ def _troubles() -> Iterator[None]:
         if kinds & {"TimeoutError", "Timeout"}:
             raise Late(f"Timeout: {error}") from error
         raise Again(f"Connection error: {error}") from error
-
-
-def _installed(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        return None

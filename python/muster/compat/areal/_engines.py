@@ -7,34 +7,31 @@ arguments, and its model-parallel peers have them from it over the process group
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from . import _tensors
-from ._areal import INSTALLED, part
+from ._areal import INSTALLED, part, tensors
+from ._client import Refusal
 from ._trees import leaves
-
-
-class UnknownEngineError(LookupError):
-    """There is no engine of that name in the worker."""
-
-
-class UnknownMethodError(AttributeError):
-    """The engine has no method of that name."""
-
-
-class EngineExistsError(ValueError):
-    """There is an engine of that name in the worker already."""
-
-
-class EngineTypeError(TypeError):
-    """The class is not one of AReaL's engines."""
 
 
 def said(error: BaseException) -> str:
     """What was raised, without the remote traceback, which its cause has."""
     message = getattr(error, "message", None)
     return str(message if message is not None else error) or type(error).__name__
+
+
+def refusal(error: Exception, what: str, asked: Mapping[str, Any]) -> Refusal:
+    """What was raised where something was asked of a host, as a server tells it."""
+    if isinstance(error, Refusal):
+        return Refusal(error.status, error.reason)
+    if what == "call":
+        return Refusal(500, f"Engine method '{asked['method']}' failed: {said(error)}")
+    if what == "create_engine" and getattr(error, "code", "") == "import":
+        return Refusal(400, f"Failed to import engine '{asked['engine']}': {said(error)}")
+    doing = "instantiate engine" if what == "create_engine" else what
+    return Refusal(500, f"Failed to {doing}: {said(error)}")
 
 
 def check_class(path: str) -> None:
@@ -45,16 +42,14 @@ def check_class(path: str) -> None:
 
     found, api = named(path), part("api")
     if not issubclass(found, (api.TrainEngine, api.InferenceEngine)):
-        raise EngineTypeError(
-            f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"
+        raise Refusal(
+            400, f"Engine class must be a subclass of TrainEngine or InferenceEngine, got {found}"
         )
 
 
 def is_train_engine(engine: Any) -> bool:
     """Whether its methods run on all ranks of a data-parallel group at once."""
-    if INSTALLED:
-        return isinstance(engine, part("api").TrainEngine)
-    return hasattr(engine, "current_data_parallel_head") and hasattr(engine, "initialized")
+    return isinstance(engine, part("api").TrainEngine)
 
 
 def wants_broadcast(engine: Any, rpc_meta: Any) -> bool:
@@ -75,7 +70,7 @@ def call(engine: Any, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any
     """Call a method, with the arguments of the data-parallel head."""
     bound = getattr(engine, method, None)
     if bound is None:
-        raise UnknownMethodError(f"Engine does not have method '{method}'")
+        raise Refusal(400, f"Engine does not have method '{method}'")
     if wants_broadcast(engine, rpc_meta):
         args, kwargs = _broadcast(engine, args), _broadcast(engine, kwargs)
     _settle_device(engine)
@@ -112,7 +107,7 @@ def _platform() -> Any:
 
 def localize(value: Any) -> Any:
     """Fetch the tensors that a value refers to."""
-    return _tensors.home().RTensor.localize(value)
+    return tensors().RTensor.localize(value)
 
 
 def keep(engine: Any, result: Any, node_addr: str) -> Any:
@@ -120,7 +115,7 @@ def keep(engine: Any, result: Any, node_addr: str) -> Any:
     nobody would ever fetch, nor let go of, those of its peers."""
     if _has_tensors(result) and _is_peer(engine):
         return None
-    return _tensors.home().RTensor.remotize(result, node_addr=node_addr)
+    return tensors().RTensor.remotize(result, node_addr=node_addr)
 
 
 def _is_peer(engine: Any) -> bool:
@@ -134,15 +129,4 @@ def _has_tensors(value: Any) -> bool:
 
 def seed(number: int, key: str) -> None:
     """Seed what is random, differently for each worker."""
-    if INSTALLED:
-        part("utils.seeding").set_random_seed(number, key=key)
-        return
-    import hashlib
-    import random
-
-    own = int(hashlib.sha256(f"{number}/{key}".encode()).hexdigest()[:8], 16)
-    random.seed(own)
-    if (np := sys.modules.get("numpy")) is not None:
-        np.random.seed(own)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(own)
+    part("utils.seeding").set_random_seed(number, key=key)

@@ -1,8 +1,15 @@
-"""Values within values: dicts, lists and tuples, and what is at their ends."""
+"""Values within values, and what becomes of them on their way between controller and engine.
+
+AReaL sends JSON, so engines and controllers are used to what comes of that: tuples
+arrive as lists, processes as None. All else goes as Muster sends it.
+"""
 
 from __future__ import annotations
 
+import copy
+import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 
@@ -27,3 +34,22 @@ def leaves(value: Any) -> Iterator[Any]:
             yield from leaves(entry)
     else:
         yield value
+
+
+def plain(value: Any, lists: bool = True) -> Any:
+    """What is sent in the place of a value: itself where nothing in it has to change. In fields
+    of dataclasses tuples are meant."""
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, subprocess.Popen):
+            return None
+        made = leaf
+        for entry in fields(leaf) if is_dataclass(leaf) and not isinstance(leaf, type) else ():
+            before = getattr(leaf, entry.name, None)
+            after = plain(before, lists=False)
+            if after is not before:
+                made = copy.copy(leaf) if made is leaf else made
+                object.__setattr__(made, entry.name, after)
+        return made
+
+    return mapped(value, change, lists)

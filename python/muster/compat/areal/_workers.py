@@ -8,17 +8,21 @@ process is Muster's to start, watch and end, and calls go by HTTP. A plain
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import signal
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ... import _errors
+from ... import _errors, _refs
 from ..._handles import WorkerHandle
-from . import _api, _client, _engines, _json, _values, guard
-from ._client import Again, Refusal
+from . import _api, _client, _engines, guard
+from ._areal import serialization
+from ._client import Again, Late, Refusal
+from ._trees import plain
 
 logger = logging.getLogger("MusterScheduler")
 
@@ -72,7 +76,7 @@ class WorkerInfo:
         """Have its process end."""
         if self.parent is not None:
             index = int(self.id.rpartition("/")[2])
-            self.parent.tell("/kill_forked_worker", {"role": self.role, "worker_index": index})
+            self.parent.tell("kill_forked_worker", role=self.role, worker_index=index)
         elif self.process is not None:
             self.process.terminate()
 
@@ -85,44 +89,41 @@ class WorkerInfo:
                 self.process.kill()
                 self.process.wait()
 
-    # --- what is asked of it: started, and then waited for, or awaited ---
+    # --- what is asked of it, by the name and the fields that its server knows it by ---
 
-    def start(self, what: str, timeout: float, **fields: Any) -> Any:
-        """Ask something of it, by the name and the fields that its server knows it by."""
+    def ask(self, what: str, timeout: float, **fields: Any) -> Any:
+        """Ask something of it, and wait for the result."""
+        with self._telling(what, fields):
+            return _result(_client.post(*self._request(what, fields, timeout)))
+
+    async def awaited(self, what: str, timeout: float, **fields: Any) -> Any:
+        """The same, in an event loop: any, and a new one each time."""
+        with self._telling(what, fields):
+            return _result(await _client.post_async(*self._request(what, fields, timeout)))
+
+    def tell(self, what: str, **fields: Any) -> Any:
+        """Post something, and wait for all of the answer."""
+        return _client.post(*self._request(what, fields, _FORK_SECONDS))
+
+    @contextlib.contextmanager
+    def _telling(self, what: str, fields: Mapping[str, Any]) -> Iterator[None]:
+        """Whatever goes wrong, as `Again`, `Late`, `Refusal` or WorkerFailedError."""
         if what == "call":
             self.check()
-        return self._request(f"/{what}", _json.serialize_value(fields), timeout)
-
-    def tell(self, path: str, body: Any) -> Any:
-        """Post something, and wait for all of the answer."""
-        return _client.post(self._request(path, body, _FORK_SECONDS))
-
-    def wait(self, started: Any) -> Any:
-        """The result of what was started."""
         try:
-            return _result(_client.post(started))
+            yield
         except Again:
             self.check()
             raise
 
-    async def awaited(self, started: Any) -> Any:
-        """The same, in an event loop: any, and a new one each time."""
-        try:
-            return _result(await _client.post_async(started))
-        except Again:
-            self.check()
-            raise
-
-    def _request(self, path: str, body: Any, timeout: float) -> _client.Request:
+    def _request(self, what: str, fields: Any, timeout: float) -> tuple[str, bytes, float]:
         # What cannot be sent is told here.
-        data = json.dumps(body, default=guard.plain).encode()
-        return _client.Request(
-            f"http://{guard.join(self.worker.ip, self.port)}{path}", data, timeout
-        )
+        data = json.dumps(serialization().serialize_value(fields), default=guard.plain).encode()
+        return f"http://{_client.join(self.worker.ip, self.port)}/{what}", data, timeout
 
 
 def _result(answer: Any) -> Any:
-    return _json.deserialize_value(answer.get("result"))
+    return serialization().deserialize_value(answer.get("result"))
 
 
 @dataclass
@@ -157,33 +158,41 @@ class Command(WorkerInfo):
 class Native(Command):
     """A worker that is called by Muster."""
 
-    def start(self, what: str, timeout: float, **fields: Any) -> Any:
-        """Ask something of it."""
-        if what == "set_env":  # at once, whatever it runs
-            return lambda: self.handle.set_env(fields["env"])
+    def ask(self, what: str, timeout: float, **fields: Any) -> Any:
+        """Ask something of it, and wait for the result."""
+        with self._telling(what, fields):
+            if what == "set_env":  # at once, whatever it runs
+                return self.handle.set_env(fields["env"])
+            return _refs.get(self._start(what, timeout, fields))
+
+    async def awaited(self, what: str, timeout: float, **fields: Any) -> Any:
+        """The same, in an event loop."""
+        if what == "set_env":
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, lambda: self.ask(what, timeout, **fields))
+        with self._telling(what, fields):
+            return await self._start(what, timeout, fields)
+
+    def _start(self, what: str, timeout: float, fields: dict[str, Any]) -> Any:
         if what == "configure":
             fields = {"seed": fields["config"].seed, "rank": fields["rank"]}
+        return getattr(self.handle, f"do_{what}").remote(**plain(fields), timeout=timeout)
+
+    @contextlib.contextmanager
+    def _telling(self, what: str, fields: Mapping[str, Any]) -> Iterator[None]:
         try:
-            asked = getattr(self.handle, f"do_{what}")
-            return asked.remote(**_values.pack(fields), timeout=timeout)
-        except _errors.MusterError as error:
-            return error  # told where it is waited for
-
-    def wait(self, started: Any) -> Any:
-        """The result of what was started."""
-        if isinstance(started, BaseException):
-            raise started
-        from ... import get
-
-        return _values.unpack(get(started))
-
-    async def awaited(self, started: Any) -> Any:
-        """The same, in an event loop."""
-        if isinstance(started, BaseException):
-            raise started
-        if callable(started):
-            return await asyncio.get_running_loop().run_in_executor(None, started)
-        return _values.unpack(await started)
+            yield
+        except _errors.WorkerDiedError as error:
+            raise failed(self.id, error) from error
+        except _errors.DeadlineError as error:
+            raise Late(f"Timeout: {error}") from error
+        except (_errors.NodeLostError, _errors.HeadLostError) as error:
+            raise Again(f"Connection error: {error}") from error
+        except (_errors.RemoteError, _errors.WorkerImportError) as error:
+            told = _engines.refusal(error, what, fields)
+            if told.status == 404:
+                raise Again(f"HTTP 404: {told.reason}") from error
+            raise told from error
 
 
 def read_log_tail(log_file: str, lines: int = 50) -> str:
@@ -203,6 +212,21 @@ def failed(worker_id: str, error: _errors.MusterError) -> Exception:
     return _api.WorkerFailedError(worker_id, code, "\n".join(error.logs))
 
 
+def creation_error(info: WorkerInfo, engine: str, error: Exception) -> Exception:
+    """Why an engine could not be made, as AReaL tells it."""
+    if isinstance(error, _api.SchedulerError):
+        return error
+    if isinstance(error, Refusal):
+        if "Failed to import" in error.reason:
+            return _api.EngineImportError(engine, error.reason)
+        return _api.EngineCreationError(info.id, error.reason, error.status)
+    if isinstance(error, Late):
+        return _api.EngineCreationError(info.id, f"Request timed out: {error}")
+    if isinstance(error, Again):
+        return _api.RPCConnectionError(info.id, info.worker.ip, info.port, str(error))
+    return _api.EngineCreationError(info.id, f"Unexpected error: {error}")
+
+
 class Attempts:
     """The attempts of one call: what the user's code raised is never tried again; what did not
     reach it, or not in time, is, after a pause that doubles."""
@@ -215,35 +239,16 @@ class Attempts:
 
     def failed(self, error: Exception) -> float:
         """Seconds until the next attempt; raises where there is none."""
-        reason = self._reason(error)
-        if self._number >= self._most:
-            raise _api.EngineCallError(self._info.id, self._method, reason, self._number)
+        if not isinstance(error, (Again, Refusal, _errors.MusterError)):
+            raise error
+        if self._number >= self._most or not isinstance(error, Again):
+            raise _api.EngineCallError(self._info.id, self._method, str(error), self._number) from (
+                error.__cause__ or error
+            )
         pause = self._delay * 2 ** (self._number - 1)
         logger.warning(
             "%s on %s did not succeed (attempt %d of %d): %s; again in %.1f s",
-            *(self._method, self._info.id, self._number, self._most, reason, pause),
+            *(self._method, self._info.id, self._number, self._most, error, pause),
         )
         self._number += 1
         return float(pause)
-
-    def _reason(self, error: Exception) -> str:
-        """Why a call that may be tried again did not succeed; raises for one that may not."""
-        if isinstance(error, Again):
-            return str(error)
-        if isinstance(error, _engines.UnknownEngineError):
-            return f"HTTP 404: {_engines.said(error)}"
-        if isinstance(error, _errors.DeadlineError):
-            return f"Timeout: {error}"
-        if isinstance(error, (_errors.NodeLostError, _errors.HeadLostError)):
-            return f"Connection error: {error}"
-        if isinstance(error, _errors.WorkerDiedError):
-            raise failed(self._info.id, error) from error
-        if isinstance(error, _engines.UnknownMethodError):
-            reason = _engines.said(error)
-        elif isinstance(error, _errors.RemoteError):
-            reason = f"Engine method '{self._method}' failed: {_engines.said(error)}"
-        elif isinstance(error, (Refusal, _errors.MusterError)):
-            reason = str(error)
-        else:
-            raise error
-        raise _api.EngineCallError(self._info.id, self._method, reason, self._number) from error

@@ -9,23 +9,31 @@ address that its worker is reached at and no other.
 
 from __future__ import annotations
 
-import contextlib
+import getpass
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partialmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import muster
+
+from ..._logfiles import append
+from ..._programs import Program, end_group
+from ._client import Refusal, join
+
+#: What every process of an experiment is told of it.
+NAMES = (
+    *("experiment_name", "trial_name"),
+    *("name_resolve_type", "nfs_record_root", "etcd3_addr", "fileroot"),
+)
 
 
 @dataclass
@@ -44,16 +52,17 @@ class Identity:
 
     def arguments(self, port: int) -> list[str]:
         """What a command is told: AReaL's servers all take these."""
-        said = {"port": port, **{name: getattr(self, name) for name in _TOLD}}
+        names = (*NAMES[:2], "role", "worker_index", *NAMES[2:])
+        said = {"port": port, **{name: getattr(self, name) for name in names}}
         pairs = [("--" + name.replace("_", "-"), value) for name, value in said.items()]
         return [str(word) for pair in pairs if pair[1] is not None for word in pair]
 
-
-#: What of an identity goes along with every command, in this order.
-_TOLD = (
-    *("experiment_name", "trial_name", "role", "worker_index"),
-    *("name_resolve_type", "nfs_record_root", "etcd3_addr", "fileroot"),
-)
+    def logs(self) -> str | None:
+        """The folder of the roles' logs, if there is one."""
+        if self.log_dir or not (self.fileroot and self.experiment_name and self.trial_name):
+            return self.log_dir
+        names = (getpass.getuser(), self.experiment_name, self.trial_name)
+        return os.path.join(self.fileroot, "logs", *names)
 
 
 @dataclass
@@ -76,20 +85,6 @@ class GuardState(Identity):
         """Where it listens."""
         return join(self.server_host, self.server_port)
 
-    def logs(self) -> str | None:
-        """The folder of the roles' logs, if there is one."""
-        if self.log_dir or not (self.fileroot and self.experiment_name and self.trial_name):
-            return self.log_dir
-        import getpass
-
-        names = (getpass.getuser(), self.experiment_name, self.trial_name)
-        return os.path.join(self.fileroot, "logs", *names)
-
-
-def join(host: str, port: int) -> str:
-    """An address as URLs have it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
 
 # --- ports and processes ------------------------------------------------------------
 
@@ -110,81 +105,28 @@ def find_free_ports(count: int, exclude_ports: Iterable[int] = ()) -> list[int]:
     return found
 
 
-class Logs:
-    """A role's log and the merged one, with the role before each line."""
-
-    def __init__(self, folder: str | None, role: str) -> None:
-        self.files: list[tuple[str, str]] = []  # path, prefix
-        if folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            self.files = [
-                (os.path.join(folder, f"{role}.log"), ""),
-                (os.path.join(folder, "merged.log"), f"[{role}] "),
-            ]
-
-    def write(self, lines: Sequence[str]) -> None:
-        """Append whole lines; each file gets them in one write, so that writers do not mix."""
-        for path, prefix in self.files:
-            text = "".join(f"{prefix}{line}\n" for line in lines)
-            try:
-                with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(text)
-            except OSError as error:  # a full disk is no reason to end
-                sys.stderr.write(f"cannot write {path}: {error}\n")
-                self.files = []
-                return
-
-
-class _Fork(subprocess.Popen[bytes]):
-    """A process of a group of its own, whose output goes to a role's logs and to ours."""
-
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], logs: Logs) -> None:
-        super().__init__(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        self._pump = threading.Thread(target=self._copy, args=(logs,), daemon=True)
-        self._pump.start()
-
-    def _copy(self, logs: Logs) -> None:
-        assert self.stdout is not None
-        for raw in self.stdout:
-            line = raw.decode("utf-8", "backslashreplace").rstrip("\n")
-            sys.stdout.write(line + "\n")
-            logs.write([line])
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and for its last lines."""
-        code = super().wait(timeout)
-        self._pump.join(1.0)
-        return code
-
-
 def run_with_streaming_logs(
-    cmd: Sequence[str], logs: Logs, *, env: Mapping[str, str]
+    cmd: Sequence[str], folder: str | None, role: str, *, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process whose output goes to a role's logs."""
-    return _Fork(cmd, env, logs)
+    """Start a process whose output goes to a role's logs and to ours."""
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+
+    def keep(line: str) -> None:
+        nonlocal folder
+        sys.stdout.write(line + "\n")
+        if folder and not append(folder, role, [line]):
+            folder = None
+
+    return Program(cmd, env=env, lines=keep)
 
 
 def kill_process_tree(pid: int, timeout: float = 3, graceful: bool = True) -> None:
     """End a child that leads a group, and the group: SIGTERM, and SIGKILL for who is left."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if graceful:
-            os.killpg(pid, signal.SIGTERM)
-            child = os.pidfd_open(pid)
-            try:
-                select.select([child], [], [], timeout)
-            finally:
-                os.close(child)
-        os.killpg(pid, signal.SIGKILL)
+    end_group(pid, timeout if graceful else 0)
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
     """End a process that was started here; it is gone on return."""
     if child.poll() is None:
         kill_process_tree(child.pid, timeout=3, graceful=True)
@@ -196,40 +138,19 @@ def cleanup_forked_children(state: GuardState) -> None:
 
     def one(child: subprocess.Popen[bytes]) -> None:
         try:
-            end(child)
+            _end(child)
         except Exception as error:
             sys.stderr.write(f"process {child.pid} could not be ended: {error}\n")
 
     with state.lock:
         children, state.forked_children = state.forked_children, []
         state.forked_children_map = {}
-    threads = [threading.Thread(target=one, args=(child,)) for child in children]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def child_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, with which a program finds the modules that this one finds."""
-    made = {**os.environ, **(env or {})}
-    paths = [*made.get("PYTHONPATH", "").split(os.pathsep), os.getcwd(), *sys.path]
-    made["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
-    return made
+    if children:
+        with ThreadPoolExecutor(len(children)) as pool:
+            list(pool.map(one, children))
 
 
 # --- what it is asked ---------------------------------------------------------------
-
-
-class Refused(Exception):
-    """A request that cannot be served, with its status."""
-
-    def __init__(self, status: int, said: str, **more: Any) -> None:
-        super().__init__(said)
-        self.status, self.reply = (
-            status,
-            {"status": "error", "error": said, "message": said, **more},
-        )
 
 
 _KINDS = {str: "a text", int: "a whole number", dict: "a dictionary", list: "a list"}
@@ -239,9 +160,9 @@ def needed(data: Mapping[str, Any], key: str, kind: type = object) -> Any:
     """A field of a request."""
     value = data.get(key)
     if value is None or value == "":
-        raise Refused(400, f"Missing '{key}' field in request")
+        raise Refusal(400, f"Missing '{key}' field in request")
     if not isinstance(value, kind):
-        raise Refused(400, f"'{key}' must be {_KINDS[kind]}")
+        raise Refusal(400, f"'{key}' must be {_KINDS[kind]}")
     return value
 
 
@@ -252,7 +173,7 @@ def _health(state: GuardState, _: Any) -> Any:
 def _alloc_ports(state: GuardState, data: Any) -> Any:
     count = needed(data, "count", int)
     if isinstance(count, bool) or count <= 0:
-        raise Refused(400, "'count' must be a positive integer")
+        raise Refusal(400, "'count' must be a positive integer")
     with state.lock:
         ports = find_free_ports(count, exclude_ports=set(state.allocated_ports))
         state.allocated_ports.update(ports)
@@ -264,9 +185,7 @@ def _fork(state: GuardState, data: Any) -> Any:
     key = needed(data, "role", str), needed(data, "worker_index", int)
     command = [str(word) for word in needed(data, "raw_cmd", list)]
     _take(state, key)  # one that has its place
-    child = run_with_streaming_logs(
-        command, Logs(state.logs(), key[0]), env=child_environment(data.get("env"))
-    )
+    child = run_with_streaming_logs(command, state.logs(), key[0], env=data.get("env") or {})
     with state.lock:
         state.forked_children.append(child)
         state.forked_children_map[key] = child
@@ -278,7 +197,7 @@ def _kill_forked_worker(state: GuardState, data: Any) -> Any:
     child = _take(state, key)
     who = f"forked worker {key[0]}/{key[1]}"
     if child is None:
-        raise Refused(404, f"{who.capitalize()} not found")
+        raise Refusal(404, f"{who.capitalize()} not found")
     return {"status": "success", "message": f"Killed {who} (pid={child.pid})"}
 
 
@@ -290,7 +209,7 @@ def _take(state: GuardState, key: tuple[str, int]) -> subprocess.Popen[bytes] | 
             return None
         if child in state.forked_children:
             state.forked_children.remove(child)
-    end(child)
+    _end(child)
     return child
 
 
@@ -333,20 +252,21 @@ class App:
         """The status of a reply, and its JSON."""
         try:
             return 200, json.dumps(self._serve(verb, path, body), default=plain).encode()
-        except Refused as error:
+        except Refusal as error:
             refused, cause = error, error.__cause__
         except Exception as error:
-            refused, cause = Refused(500, f"Internal server error: {error}"), error
+            refused, cause = Refusal(500, f"Internal server error: {error}"), error
         if cause is not None:  # what an engine raised belongs in the log, as a whole
             sys.stderr.write("".join(traceback.format_exception(cause)))
-        return refused.status, json.dumps(refused.reply).encode()
+        reply = {"status": "error", "error": refused.reason, "message": refused.reason}
+        return refused.status, json.dumps(reply | refused.more).encode()
 
     def _serve(self, verb: str, path: str, body: bytes) -> Any:
         folder, _, last = path.rpartition("/")
         serve = self._routes.get((verb, path))
         one = self._routes.get((verb, f"{folder}/*"))
         if serve is None and one is None:
-            raise Refused(404, f"there is no {verb} {path} here")
+            raise Refusal(404, f"there is no {verb} {path} here")
         try:
             data = {} if verb == "GET" else json.loads(body or b"null")
         except ValueError:
@@ -354,7 +274,7 @@ class App:
         if data is not None and serve is None:
             serve, data = one, {"name": last, "value": data}
         if serve is None or not isinstance(data, dict):
-            raise Refused(400, "Invalid JSON in request body")
+            raise Refusal(400, "Invalid JSON in request body")
         return serve(self.config["guard_state"], data)
 
     def test_client(self) -> Client:

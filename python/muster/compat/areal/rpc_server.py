@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ._host import Host, announce
-from .guard import GuardState
+from ._areal import announce
+from ._host import Host
+from .guard import GuardState, cleanup_forked_children
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 host.destroy_engine(name)
             except Exception as error:
                 sys.stderr.write(f"engine {name!r} could not be destroyed: {error}\n")
-        host.close()
+        cleanup_forked_children(host.state)
         if (tracer := sys.modules.get("areal.utils.perf_tracer")) is not None:
             tracer.save(force=True)
     return 0

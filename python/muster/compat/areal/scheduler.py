@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import getpass
 import itertools
 import logging
 import os
@@ -18,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,22 @@ from typing import Any
 from ... import _errors
 from ..._cluster import Cluster
 from ..._config import WorkerConfig
+from ..._logfiles import LogFiles
 from ..._refs import get
-from . import _api, _environment, _pools, _specs
-from ._areal import INSTALLED
-from ._client import Again, Refusal
-from ._host import Host, Opening, announce
-from ._logs import RoleLogs, open_logs
+from . import _api, _roles
+from ._areal import INSTALLED, announce, begin_trial
+from ._client import Again, Refusal, join
+from ._host import Host, Opening
 from ._workers import (
     GRACE,
     Attempts,
     Command,
     Native,
     WorkerInfo,
-    failed,
+    creation_error,
     read_log_tail,
 )
-from .guard import Identity, NoPortsError, join
+from .guard import NAMES, Identity, NoPortsError
 
 __all__ = ["MusterScheduler", "WorkerInfo"]
 
@@ -84,35 +84,32 @@ class MusterScheduler(_api.Scheduler):
         etcd3_addr: str = "localhost:2379",
         exp_config: Any = None,
     ) -> None:
+        per_node = None
+        if exp_config is not None:
+            cluster, resolve = exp_config.cluster, exp_config.cluster.name_resolve
+            experiment_name, trial_name = exp_config.experiment_name, exp_config.trial_name
+            fileroot, per_node = cluster.fileroot, getattr(cluster, "n_gpus_per_node", None)
+            enable_tms_offload = getattr(exp_config, "enable_offload", False)
+            name_resolve_type = resolve.type
+            nfs_record_root, etcd3_addr = resolve.nfs_record_root, resolve.etcd3_addr
         self.experiment_name, self.trial_name = experiment_name, trial_name
-        self.fileroot = fileroot
-        self.enable_tms_offload = bool(enable_tms_offload)
+        self.fileroot, self.enable_tms_offload = fileroot, bool(enable_tms_offload)
         self.name_resolve_type = name_resolve_type
         self.nfs_record_root, self.etcd3_addr = nfs_record_root, etcd3_addr
         self._devices = list(gpu_devices) if gpu_devices else None
-        per_node = None
-        if exp_config is not None:
-            self.experiment_name = exp_config.experiment_name
-            self.trial_name = exp_config.trial_name
-            self.fileroot = exp_config.cluster.fileroot
-            self.enable_tms_offload = bool(getattr(exp_config, "enable_offload", False))
-            resolve = exp_config.cluster.name_resolve
-            self.name_resolve_type = resolve.type
-            self.nfs_record_root, self.etcd3_addr = resolve.nfs_record_root, resolve.etcd3_addr
-            per_node = getattr(exp_config.cluster, "n_gpus_per_node", None)
         self.exp_config = exp_config
         self.startup_timeout = startup_timeout
         self.health_check_interval = health_check_interval
         self.log_dir = Path(log_dir) if log_dir is not None else self._default_logs()
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        _environment.begin_trial(self)
+        begin_trial(self)
         self._per_node: int | None = per_node
-        self._named = _pools.Named(self._devices) if self._devices else None
+        self._named = _roles.Named(self._devices) if self._devices else None
         self._gpu_counter = 0
         self._suffix = f".{number}" if (number := next(_counter)) else ""
-        self._logs: RoleLogs | None = None
+        self._logs: LogFiles | None = None
         self._workers: dict[str, list[WorkerInfo]] = {}
-        self._shares: dict[str, list[_pools.Share]] = {}
+        self._shares: dict[str, list[_roles.Share]] = {}
         self._colocated_roles: dict[str, str] = {}
         self._allocated_ports: set[int] = set()
 
@@ -120,10 +117,7 @@ class MusterScheduler(_api.Scheduler):
         for name in ("experiment_name", "trial_name", "fileroot"):
             if getattr(self, name) is None:
                 raise ValueError(f"give log_dir, or exp_config, or {name} with the two others")
-        user = getpass.getuser()
-        return Path(
-            str(self.fileroot), "logs", user, str(self.experiment_name), str(self.trial_name)
-        )
+        return Path(str(self._identity("", -1).logs()))
 
     @property
     def gpu_devices(self) -> list[int]:
@@ -139,7 +133,7 @@ class MusterScheduler(_api.Scheduler):
     def n_gpus_per_node(self) -> int:
         """How many GPUs a node has."""
         if not self._per_node:
-            self._per_node = len(self._devices) if self._devices else _pools.count_devices()
+            self._per_node = len(self._devices) if self._devices else _roles.count_devices()
         return self._per_node
 
     # --- workers ---------------------------------------------------------
@@ -157,9 +151,9 @@ class MusterScheduler(_api.Scheduler):
         kind = _api.SchedulingStrategyType(strategy.type)
         if kind == _api.SchedulingStrategyType.colocation:
             return self._colocate(role, count, strategy)
-        commands = [_specs.command(role, spec) for spec in specs]
+        commands = [_roles.command(role, spec) for spec in specs]
         per_node = self.n_gpus_per_node if any(spec.gpu for spec in specs) else 0
-        shares = _pools.shares(role, specs, per_node, self._named, self._allocate_gpus)
+        shares = _roles.shares(role, specs, per_node, self._named, self._allocate_gpus)
         self._shares[role] = shares
         openings = [
             Opening(self._identity(role, index), "", max(spec.port_count, 1), command=words)
@@ -168,7 +162,7 @@ class MusterScheduler(_api.Scheduler):
         self._start(role, shares, openings)
         return [info.id for info in self._workers[role]]
 
-    _prepare_worker_specs = staticmethod(_specs.spread)
+    _prepare_worker_specs = staticmethod(_roles.spread)
 
     def _refuse_another(self, role: str) -> None:
         if role in self._workers or role in self._colocated_roles:
@@ -239,12 +233,11 @@ class MusterScheduler(_api.Scheduler):
         infos: list[WorkerInfo] = []
         try:
             for index, target in enumerate(self._workers[target_role]):
-                wanted = {"count": len(target.worker.worker_ports)}
-                ports = target.tell("/alloc_ports", wanted)
+                ports = target.tell("alloc_ports", count=len(target.worker.worker_ports))
                 host = ports["host"]
                 words = [sys.executable, "-m", command or _api.NATIVE_COMMANDS[-1], "--host", host]
                 words += self._identity(role, index).arguments(ports["ports"][0])
-                target.tell("/fork", {"role": role, "worker_index": index, "raw_cmd": words})
+                target.tell("fork", role=role, worker_index=index, raw_cmd=words)
                 worker = _api.Worker(f"{role}/{index}", host, [str(p) for p in ports["ports"]])
                 devices = self._get_colocated_gpus(target_role, index)
                 log = str(self.log_dir / f"{role}.log")
@@ -269,10 +262,10 @@ class MusterScheduler(_api.Scheduler):
             )
         return beside[worker_idx].gpu_devices
 
-    def _start(self, role: str, shares: list[_pools.Share], openings: list[Opening]) -> None:
+    def _start(self, role: str, shares: list[_roles.Share], openings: list[Opening]) -> None:
         """Make a role's clusters and open its workers; all of them, or none."""
         if self._logs is None:
-            self._logs = open_logs(str(self.log_dir))
+            self._logs = LogFiles(self.log_dir)
         clusters: list[Cluster] = []
         infos: list[WorkerInfo] = []
         try:
@@ -280,11 +273,10 @@ class MusterScheduler(_api.Scheduler):
                 name = _NOT_IN_NAMES.sub("_", role).lstrip("-.") + self._suffix
                 if len(shares) > 1:
                     name += f".{number}"
-                if self._logs is not None:
-                    self._logs.follow(name, role)
+                self._logs.follow(name, role)
                 cluster = self._make(name, share)
                 clusters.append(cluster)
-                infos += self._open(cluster, role, share, openings)
+                infos += self._open(cluster, share, openings)
             self._admit(role, infos)
         except BaseException as error:
             self._allocated_ports -= _ports(self._workers.pop(role, []))
@@ -303,43 +295,40 @@ class MusterScheduler(_api.Scheduler):
                 list(pool.map(self._configure_worker, infos, range(len(infos))))
 
     def _open(
-        self, cluster: Cluster, role: str, share: _pools.Share, openings: list[Opening]
+        self, cluster: Cluster, share: _roles.Share, openings: list[Opening]
     ) -> list[WorkerInfo]:
         """Give the workers of a cluster their places."""
-        handles = cluster.workers
-        addresses = cluster.worker2nodes
-        share = _pools.Share(
-            share.indices, share.spec, cluster.resource_manager, share.mapping, share.span
-        )
-        started = []
-        for handle, index in zip(handles, share.indices, strict=True):
-            openings[index].address = addresses[handle]
-            started.append(handle.open_worker.remote(openings[index]))
+        share = replace(share, pool=cluster.resource_manager)
+        mine = list(zip(cluster.workers, [openings[i] for i in share.indices], strict=True))
+        for handle, opening in mine:
+            opening.address = cluster.worker2nodes[handle]
+        started = [handle.open_worker.remote(opening) for handle, opening in mine]
         infos: list[WorkerInfo] = []
-        log = str(self.log_dir / f"{role}.log")
-        each = len(share.mapping or ()) // len(handles)
-        for place, index in enumerate(share.indices):
+        devices, each = share.mapping or [], len(share.mapping or ()) // len(mine)
+        for (handle, opening), ref in zip(mine, started, strict=True):
+            who = opening.identity
             try:
-                ports = [str(port) for port in get(started[place])]
+                ports = [str(port) for port in get(ref)]
             except NoPortsError as error:
                 raise _api.WorkerCreationError(
-                    role, f"Resource allocation failed for worker {index}", str(error)
+                    who.role,
+                    f"Resource allocation failed for worker {who.worker_index}",
+                    str(error),
                 ) from _api.PortAllocationError(str(error))
-            worker = _api.Worker(
-                id=f"{role}/{index}", ip=openings[index].address, worker_ports=ports
-            )
-            devices = (share.mapping or [])[place * each : (place + 1) * each]
-            kind = Command if openings[index].command else Native  # which says itself where it is
-            if kind is Native and self.experiment_name and self.trial_name:
-                announce(self._identity(role, index), join(worker.ip, int(ports[0])))
-            infos.append(
-                kind(worker, None, role, devices, log_file=log, handle=handles[place], share=share)
-            )
+            worker = _api.Worker(f"{who.role}/{who.worker_index}", opening.address, ports)
+            kind = Command if opening.command else Native
+            named = self.experiment_name and self.trial_name
+            if named and kind is Native:  # a command says itself where it is
+                announce(who, join(worker.ip, int(ports[0])))
+            own, devices = devices[:each], devices[each:]
+            log = str(self.log_dir / f"{who.role}.log")
+            at: dict[str, Any] = {"handle": handle, "share": share}
+            infos.append(kind(worker, None, who.role, own, log_file=log, **at))
         return infos
 
-    def _make(self, name: str, share: _pools.Share) -> Cluster:
+    def _make(self, name: str, share: _roles.Share) -> Cluster:
         spec = share.spec
-        env = _environment.of(spec, self.enable_tms_offload)
+        env = _roles.variables(spec, self.enable_tms_offload)
         deferred = share.pool is not None and share.mapping is None
         config = WorkerConfig(
             world_size=len(share.indices),
@@ -351,7 +340,7 @@ class MusterScheduler(_api.Scheduler):
             grace=GRACE,
             # AReaL's time is for workers that are there, see get_workers; to import takes longer.
             startup_timeout=max(self.startup_timeout, 300.0),
-            python=_specs.interpreter(spec),
+            python=_roles.interpreter(spec),
             preload=_PRELOAD,
             ray="inherit" if deferred else "",
         )
@@ -363,9 +352,7 @@ class MusterScheduler(_api.Scheduler):
             self._wait_ready(worker_info.role, [worker_info], self.startup_timeout)
         try:
             asked = {"config": self.exp_config, "role": worker_info.role, "rank": worker_rank}
-            worker_info.wait(worker_info.start("configure", _CREATE_SECONDS, **asked))
-        except _errors.WorkerDiedError as error:
-            raise failed(worker_info.id, error) from error
+            worker_info.ask("configure", _CREATE_SECONDS, **asked)
         except _api.SchedulerError:
             raise
         except Exception as error:
@@ -425,7 +412,7 @@ class MusterScheduler(_api.Scheduler):
         infos = self._workers.pop(role, None)
         if infos is not None:
             self._cleanup_workers(infos)
-            _pools.release(self._shares.pop(role, []))
+            _roles.release(self._shares.pop(role, []))
 
     def _cleanup_workers(self, workers: list[WorkerInfo]) -> None:
         """End workers, all at the same time."""
@@ -440,12 +427,12 @@ class MusterScheduler(_api.Scheduler):
                 except Exception as error:
                     logger.error("%s could not be ended: %s", info.id, error)
 
-    def _end(self, clusters: list[Cluster], shares: list[_pools.Share]) -> None:
+    def _end(self, clusters: list[Cluster], shares: list[_roles.Share]) -> None:
         """Stop clusters and give back what they were on."""
         for cluster in clusters:
             with contextlib.suppress(_errors.MusterError):
                 cluster.shutdown()
-        _pools.release(shares)
+        _roles.release(shares)
         if self._logs is not None and clusters:
             self._logs.drain()
 
@@ -458,9 +445,9 @@ class MusterScheduler(_api.Scheduler):
             return
         try:
             texts = {key: str(value) for key, value in env.items()}
-            await info.awaited(info.start("set_env", _ENV_SECONDS, env=texts))
-        except _errors.WorkerDiedError as error:
-            raise failed(worker_id, error) from error
+            await info.awaited("set_env", _ENV_SECONDS, env=texts)
+        except _api.WorkerFailedError:
+            raise
         except Exception as error:
             raise _api.SchedulerError(
                 worker_id, f"could not set variables of {worker_id!r}: {error}"
@@ -478,9 +465,9 @@ class MusterScheduler(_api.Scheduler):
         try:
             asked: dict[str, Any] = {"engine": engine, "engine_name": engine_name or worker_id}
             asked |= {"init_args": list(args), "init_kwargs": kwargs}
-            return await info.awaited(info.start("create_engine", _CREATE_SECONDS, **asked))
+            return await info.awaited("create_engine", _CREATE_SECONDS, **asked)
         except Exception as error:
-            raise _environment.creation_error(info, engine, error) from error
+            raise creation_error(info, engine, error) from error
 
     def call_engine(
         self,
@@ -495,13 +482,11 @@ class MusterScheduler(_api.Scheduler):
         **kwargs: Any,
     ) -> Any:
         """Call a method of an engine and wait for its result."""
-        info = self._find(worker_id)
-        asked: dict[str, Any] = {"method": method, "engine_name": engine_name or worker_id}
-        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": rpc_meta}
+        info, asked = self._asked(worker_id, method, engine_name, args, kwargs, rpc_meta)
         attempts = Attempts(info, method, max_retries, retry_delay)
         while True:
             try:
-                return info.wait(info.start("call", http_timeout, **asked))
+                return info.ask("call", http_timeout, **asked)
             except Exception as error:
                 pause = attempts.failed(error)
             time.sleep(pause)
@@ -519,16 +504,21 @@ class MusterScheduler(_api.Scheduler):
         **kwargs: Any,
     ) -> Any:
         """Call a method of an engine and await its result, in any event loop."""
-        info = self._find(worker_id)
-        asked: dict[str, Any] = {"method": method, "engine_name": engine_name or worker_id}
-        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": rpc_meta}
+        info, asked = self._asked(worker_id, method, engine_name, args, kwargs, rpc_meta)
         attempts = Attempts(info, method, max_retries, retry_delay)
         while True:
             try:
-                return await info.awaited(info.start("call", http_timeout, **asked))
+                return await info.awaited("call", http_timeout, **asked)
             except Exception as error:
                 pause = attempts.failed(error)
             await asyncio.sleep(pause)
+
+    def _asked(
+        self, worker_id: str, method: str, name: str | None, args: Any, kwargs: Any, meta: Any
+    ) -> tuple[WorkerInfo, dict[str, Any]]:
+        asked: dict[str, Any] = {"method": method, "engine_name": name or worker_id}
+        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": meta}
+        return self._find(worker_id), asked
 
     # --- who is where ----------------------------------------------------
 
@@ -561,24 +551,16 @@ class MusterScheduler(_api.Scheduler):
     _read_log_tail = staticmethod(read_log_tail)
 
     def _identity(self, role: str, index: int) -> Identity:
-        return Identity(
-            role=role,
-            worker_index=index,
-            experiment_name=str(self.experiment_name),
-            trial_name=str(self.trial_name),
-            name_resolve_type=self.name_resolve_type,
-            nfs_record_root=self.nfs_record_root,
-            etcd3_addr=self.etcd3_addr,
-            fileroot=str(self.fileroot),
-            log_dir=str(self.log_dir),
-        )
+        told = {name: str(getattr(self, name)) for name in NAMES}
+        kept = getattr(self, "log_dir", None)  # which is made of the others
+        return Identity(role, index, **told, log_dir=kept and str(kept))
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.delete_workers()
 
 
-def _beside(targets: list[Command]) -> list[_pools.Share]:
+def _beside(targets: list[Command]) -> list[_roles.Share]:
     """The places of other workers, for forks of them."""
     places = [target.share for target in targets]
     return [share for place, share in enumerate(places) if share not in places[:place]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.compat.areal import _own
+from muster.compat.areal.stand_in import api as _own
 
 
 class SchedulerError(Exception):

@@ -1,4 +1,4 @@
-"""Which pool the workers of a role come from.
+"""What a role asks for: a spec for each worker, its variables and command, and a pool.
 
 Training has one pool for all its workers, rollout one for each instance, so
 that instances come and go alone. What a pool may take, and where, is the head's
@@ -8,16 +8,78 @@ to decide; here is only how much is asked for.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ... import _errors
 from ..._resources import ResourceManager, nodes
 from . import _api
+from ._areal import INSTALLED, part
 
 #: Seconds that a pool is waited for.
 _PATIENCE = 30.0
+
+
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def variables(spec: Any, offload: bool) -> dict[str, str]:
+    """A role's variables: AReaL's base, threads by CPUs unless set, the role's own last."""
+    env: dict[str, str] = {}
+    if INSTALLED:
+        env |= part("infra.utils.launcher").get_env_vars()
+        if offload:
+            env |= part("utils.offload").get_tms_env_vars()
+    for name in _THREADS:
+        env[name] = os.environ.get(name, str(spec.cpu or 8))
+    return env | {str(key): str(value) for key, value in (spec.env_vars or {}).items()}
+
+
+def spread(role: str, count: int, tasks: list[Any]) -> list[Any]:
+    """One need for each worker."""
+    if not tasks:
+        tasks = [_api.SchedulingSpec(cpu=1, mem=1024, gpu=0, port_count=2)]
+    if len(tasks) == 1:
+        return tasks * count
+    if len(tasks) != count:
+        raise _api.WorkerCreationError(
+            role,
+            "Invalid configuration",
+            f"schedulings length ({len(tasks)}) must be 1 or equal to replicas ({count})",
+        )
+    return tasks
+
+
+def command(role: str, spec: Any) -> list[str]:
+    """The server to run in a worker; none where that is AReaL's own, which ours stands for."""
+    words = shlex.split(spec.cmd or "")
+    if "--port" in words:
+        raise _api.WorkerCreationError(
+            role,
+            "Custom command should not include --port argument",
+            "the scheduler chooses the port, and tells the command",
+        )
+    return [] if any(word in _api.NATIVE_COMMANDS for word in words) else words
+
+
+def interpreter(spec: Any) -> str | None:
+    """The Python that a role's command names, unless it is just "python"."""
+    words = shlex.split(spec.cmd or "")
+    first = words[0] if words else ""
+    named = "/" in first and Path(first).name.startswith("python")
+    return first if named and any(word in _api.NATIVE_COMMANDS for word in words) else None
+
+
+# --- pools ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -43,18 +105,15 @@ class Named:
     """The devices of one node that a user named: a pool, of which roles get some in turn."""
 
     def __init__(self, devices: list[int]) -> None:
-        visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-        named = {str(device) for device in devices}
-        # Muster counts the devices that this process sees.
-        self._ids = {d: visible.index(str(d)) if named <= set(visible) else d for d in devices}
+        self._devices = sorted(set(devices))
         self._pool: ResourceManager | None = None
 
     def place(self, share: Share, devices: list[int]) -> None:
         """Have a share be on some of them."""
         if self._pool is None:
-            self._pool = ResourceManager(max(self._ids.values()) + 1, 1, timeout=_PATIENCE)
+            self._pool = ResourceManager(devices=self._devices, timeout=_PATIENCE)
         share.pool, share.lent = self._pool, True
-        share.mapping = [self._ids[device] for device in devices]
+        share.mapping = [self._devices.index(device) for device in devices]
 
     def release(self) -> None:
         """Give the pool back."""
@@ -109,20 +168,11 @@ def _strategy(spec: Any) -> str:
 
 
 def _reserve(share: Share, per_node: int) -> None:
-    each, total = share.spec.gpu, share.spec.gpu * len(share.indices)
-    if total == 0:
-        return
-    count = 1  # of nodes
-    if per_node and total > per_node:
-        count = -(-total // per_node)
-        if each < per_node and per_node % each:
-            raise ValueError(
-                f"workers of {each} GPUs do not fill nodes of {per_node}: {total} GPUs would have "
-                "workers that lie on two nodes"
-            )
-    # As many on each node as it takes, and no more: what is left is for others.
-    whole = per_node if each > per_node > 0 else -(-total // (count * each)) * each
-    share.pool = ResourceManager(whole, count, timeout=_PATIENCE)
-    if _strategy(share.spec) != "deferred":  # else the pool has the GPUs, and the worker none
-        share.mapping = list(range(total))
-        share.span = each > whole
+    each, count = share.spec.gpu, len(share.indices)
+    if each:
+        share.pool = ResourceManager.for_workers(count, each, per_node, timeout=_PATIENCE)
+    if (
+        each and _strategy(share.spec) != "deferred"
+    ):  # else the pool has the GPUs, and the worker none
+        share.mapping = list(range(each * count))
+        share.span = share.pool is not None and each > share.pool.gpu_per_node

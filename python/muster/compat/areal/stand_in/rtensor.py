@@ -1,4 +1,4 @@
-"""Tensors by reference: AReaL's RTensor, or an equal one where it is not installed.
+"""In the place of ``areal.infra.rpc.rtensor``: tensors by reference.
 
 An engine's tensors stay in its worker; what comes back names worker and shard,
 with shape and dtype, and the rows are fetched over HTTP when somebody needs them.
@@ -6,6 +6,7 @@ with shape and dtype, and the rows are fetched over HTTP when somebody needs the
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import urllib.error
@@ -15,8 +16,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, cast
 
-from ._areal import INSTALLED, part
-from ._trees import leaves, mapped
+from .._trees import leaves, mapped
+from .serialization import deserialize_value
 
 _FETCH_SECONDS = 7200.0
 
@@ -31,15 +32,21 @@ class TensorShardInfo:
 
 @dataclass
 class RTensor:
-    """A tensor that lies in a worker; ``data`` has its shape and dtype, and its rows once fetched."""
+    """A tensor that lies in a worker; ``data`` has its shape and dtype, and its rows once fetched:
+    until then its device is "meta"."""
 
     shard: TensorShardInfo
     data: Any
 
+    shape = property(lambda self: self.data.shape)
+    dtype = property(lambda self: self.data.dtype)
+    device = property(lambda self: self.data.device)
+    ndim = property(lambda self: self.data.ndim)
+
     def to_local(self) -> Any:
         """The tensor itself, fetched if it is not here yet."""
         if self.data.is_meta:
-            self.data = fetch_far(self.shard)
+            self.data = _fetch_far(self.shard)
         return self.data
 
     @staticmethod
@@ -73,36 +80,9 @@ class RTensor:
     @staticmethod
     async def clear_node(node_addr: str, shard_ids: list[Any]) -> None:
         """Have a worker let go of shards."""
-        import asyncio
-
-        body = json.dumps({"shard_ids": shard_ids}).encode()
-        request = urllib.request.Request(
-            f"http://{node_addr}/data/clear", body, _JSON, method="DELETE"
-        )
+        url, body = f"http://{node_addr}/data/clear", json.dumps({"shard_ids": shard_ids}).encode()
+        request = urllib.request.Request(url, body, method="DELETE")
         await asyncio.get_running_loop().run_in_executor(None, _read, request)
-
-    @property
-    def shape(self) -> Any:
-        """The tensor's shape."""
-        return self.data.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The tensor's dtype."""
-        return self.data.dtype
-
-    @property
-    def device(self) -> Any:
-        """Where the rows are: "meta" until they are fetched."""
-        return self.data.device
-
-    @property
-    def ndim(self) -> int:
-        """How many dimensions it has."""
-        return int(self.data.ndim)
-
-
-_JSON = {"Content-Type": "application/json"}
 
 
 def _read(request: Any) -> bytes:
@@ -110,17 +90,14 @@ def _read(request: Any) -> bytes:
         return cast("bytes", answer.read())
 
 
-def fetch_far(shard: TensorShardInfo) -> Any:
+def _fetch_far(shard: TensorShardInfo) -> Any:
     """Get a shard from the worker that has it."""
-    from . import _json
-
     url = f"http://{shard.node_addr}/data/{shard.shard_id}"
     try:
-        return _json.deserialize_value(json.loads(_read(url)))
-    except urllib.error.HTTPError as error:
-        raise RuntimeError(f"Failed to fetch shard from {url}: {error.code}") from None
+        return deserialize_value(json.loads(_read(url)))
     except OSError as error:
-        raise RuntimeError(f"Failed to fetch shard from {url}: {error}") from error
+        why = error.code if isinstance(error, urllib.error.HTTPError) else error
+        raise RuntimeError(f"Failed to fetch shard from {url}: {why}") from error
 
 
 #: The shards of this process.
@@ -151,10 +128,3 @@ def storage_stats() -> dict[str, int]:
     with _lock:
         total = sum(int(tensor.nbytes) for tensor in _shards.values())
         return {"num_tensors": len(_shards), "total_bytes": total}
-
-
-def home() -> Any:
-    """The module that has RTensor and the shards: AReaL's, or this one."""
-    if not INSTALLED:
-        return sys.modules[__name__]
-    return part("infra.rpc.rtensor")

@@ -1,4 +1,4 @@
-"""What `muster.compat.areal` stands on where AReaL is not installed.
+"""In the place of ``areal.api``, ``areal.api.cli_args`` and ``areal.infra.scheduler.exceptions``.
 
 The same names with the same fields as AReaL's scheduler API of May 2026: base
 class, dataclasses, errors. With AReaL installed its own are used instead, so
@@ -9,27 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = [
-    "EngineCallError",
-    "EngineCreationError",
-    "EngineImportError",
-    "GPUAllocationError",
-    "Job",
-    "PortAllocationError",
-    "RPCConnectionError",
-    "Scheduler",
-    "SchedulerError",
-    "SchedulingSpec",
-    "SchedulingStrategy",
-    "SchedulingStrategyType",
-    "Worker",
-    "WorkerConfigurationError",
-    "WorkerCreationError",
-    "WorkerFailedError",
-    "WorkerNotFoundError",
-    "WorkerTimeoutError",
-]
+__all__ = ["Job", "Scheduler", "SchedulingSpec", "SchedulingStrategy", "SchedulingStrategyType"]
+__all__ += ["EngineCallError", "EngineCreationError", "EngineImportError", "GPUAllocationError"]
+__all__ += ["PortAllocationError", "RPCConnectionError", "SchedulerError", "Worker"]
+__all__ += ["WorkerConfigurationError", "WorkerCreationError", "WorkerFailedError"]
+__all__ += ["WorkerNotFoundError", "WorkerTimeoutError"]
 
 
 class SchedulingStrategyType(str, Enum):
@@ -101,6 +87,16 @@ class Job:
 
 class Scheduler:
     """What AReaL's controllers ask for workers; what they ask is what MusterScheduler has."""
+
+
+@runtime_checkable
+class TrainEngine(Protocol):
+    """An engine whose methods run on all ranks of a data-parallel group at once."""
+
+    initialized: bool
+
+    def current_data_parallel_head(self) -> Any:
+        """The rank that has the arguments."""
 
 
 class SchedulerError(Exception):
