@@ -83,7 +83,7 @@ func (h *Head) yields(ctx context.Context, other *cluster, req *wire.ClusterCrea
 		return other.infoLocked(), nil
 	case lives:
 		defer h.mu.Unlock()
-		return nil, spec.Errorf(spec.CodeInvalid, "there is a living service named %q already: shut it down first, use another name, or take it (get_or_create=True)", other.Name)
+		return nil, spec.Errorf(spec.CodeTaken, "there is a living service named %q already: shut it down first, use another name, or take it (get_or_create=True)", other.Name)
 	}
 	ended := other.up && !other.stopping // its process has, and nobody has cleared it up
 	h.mu.Unlock()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._cluster import Cluster, get_cluster
     from ._config import WorkerConfig
     from ._context import init, shutdown
+    from ._crew import Crew
     from ._errors import (
         ArgumentTypeError,
         AuthError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         LimitError,
         MethodNotFoundError,
         MusterError,
+        NameTakenError,
         NodeLostError,
         NotFoundError,
         PlacementError,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from ._register import Dispatch, Execute, register
     from ._resources import Outlook, Plan, ResourceManager, nodes
     from ._service import Service, get_service, list_services, service
+    from ._sharing import put
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
 
@@ -59,6 +62,7 @@ __all__ = [
     "Broadcast",
     "CallCancelledError",
     "Cluster",
+    "Crew",
     "DeadlineError",
     "DeadlockError",
     "Dispatch",
@@ -72,6 +76,7 @@ __all__ = [
     "LimitError",
     "MethodNotFoundError",
     "MusterError",
+    "NameTakenError",
     "NodeLostError",
     "NotFoundError",
     "Outlook",
@@ -104,6 +109,7 @@ __all__ = [
     "init",
     "list_services",
     "nodes",
+    "put",
     "register",
     "service",
     "shutdown",
@@ -117,6 +123,7 @@ _HOMES = {
     "WorkerConfig": "_config",
     "init": "_context",
     "shutdown": "_context",
+    "Crew": "_crew",
     "ArgumentTypeError": "_errors",
     "AuthError": "_errors",
     "CallCancelledError": "_errors",
@@ -129,6 +136,7 @@ _HOMES = {
     "LimitError": "_errors",
     "MethodNotFoundError": "_errors",
     "MusterError": "_errors",
+    "NameTakenError": "_errors",
     "NodeLostError": "_errors",
     "NotFoundError": "_errors",
     "PlacementError": "_errors",
@@ -160,6 +168,7 @@ _HOMES = {
     "get_service": "_service",
     "list_services": "_service",
     "service": "_service",
+    "put": "_sharing",
     "Broadcast": "_values",
     "PerRank": "_values",
     "RankInfo": "_worker",

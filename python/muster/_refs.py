@@ -34,6 +34,9 @@ class Ref:
     ``muster.get(ref)`` waits for it and returns the value, or raises what the
     call raised, as often as it is asked. In a coroutine, ``await ref`` does the
     same, on any event loop. A ref that nobody asks stays silent about errors.
+
+    As an argument of a call it stands for its value; inside one, as in a list,
+    it arrives as a ref, which whoever got it can ask in the same ways.
     """
 
     __slots__ = (
@@ -43,11 +46,15 @@ class Ref:
         "_failure",
         "_finish",
         "_id",
+        "_ident",  # what it is called where its call is not known: see _sharing
         "_rank",
         "_state",
         "_value",
         "_watchers",
     )
+
+    _connection: Connection
+    _ident: str
 
     def __init__(
         self,
@@ -106,10 +113,9 @@ class Ref:
         return f"<muster.Ref call {self._id}{rank}, {state}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Ref belongs to the process that made the call and cannot be pickled; "
-            "pass muster.get(ref) instead"
-        )
+        from ._sharing import received, share
+
+        return received, (share(self),)
 
     # What follows is for the connection and the functions below.
 
@@ -149,6 +155,10 @@ class Ref:
     def failed(self) -> bool:
         answer = self._answer
         return self._state == FAILED or (answer is not None and bool(answer[0] & _ERROR))
+
+    def _passed(self, whole: bool) -> Any:
+        """What an argument is that stands for it; only when done. ``whole``: it is not cut."""
+        return self._result()
 
     def _result(self) -> Any:
         """The value, or the call's exception; only when done."""
@@ -311,11 +321,11 @@ class _Tally:
         self.enough = self._target <= 0 or failed
 
     def watchers(self) -> list[tuple[Ref, Callable[[], None]]]:
-        return [(ref, self._watcher(ref)) for ref in self.left]
+        return [(ref, self._watcher(at, ref)) for at, ref in enumerate(self.left)]
 
-    def _watcher(self, ref: Ref) -> Callable[[], None]:
+    def _watcher(self, at: int, ref: Ref) -> Callable[[], None]:
         def note() -> None:
-            self._seen.add(id(ref))
+            self._seen.add(at)
             if len(self._seen) >= self._target or (self._stop_at_failure and ref.failed()):
                 self.enough = True
 
@@ -324,7 +334,7 @@ class _Tally:
 
 def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_failure: bool) -> bool:
     """Wait until ``target`` of the refs are done; False when the deadline passed first."""
-    for connection in {ref._connection for ref in refs}:
+    for connection in {ref._connection for ref in refs if ref._state == PENDING}:
         connection.poll()
     tally = _Tally(refs, target, stop_at_failure)
     if tally.enough:

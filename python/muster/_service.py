@@ -6,19 +6,21 @@ decide, in one step for all who ask at once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _context, _errors, _objects
 from ._cluster import Cluster, describe_class, encode_setup, runtime_of
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
-from ._handles import WorkerHandle
+from ._handles import RemoteMethod, WorkerHandle
 from ._refs import Ref, get
 from ._resources import ResourceManager
 
 _KIND = "service"
 #: Seconds that one waits for GPUs that others have.
 _PATIENCE = 30.0
+_AS_LONG_AS_IT_TAKES = 1e9  # seconds
 
 
 class Service(WorkerHandle):
@@ -32,6 +34,7 @@ class Service(WorkerHandle):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, 0)
+        self._ending: Any = None
 
     @property
     def name(self) -> str:
@@ -42,11 +45,43 @@ class Service(WorkerHandle):
         """End its process; its name is free then. It may be called again."""
         self._cluster.shutdown()
 
+    def end_with_handle(self) -> Service:
+        """Have the service end when this handle is gone, and the calls that were made by it are
+        answered; returns the handle. Once it is sent to others it is not counted any more, and
+        the service lives on."""
+        calls = self._cluster._group()
+        self._ending = weakref.finalize(self, _let_go, calls.connection, calls.number)
+        self._ending.atexit = False  # all services end with the script
+        return self
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        found = super().__getattr__(name)
+        return found if self._ending is None else _HeldMethod(self, name)
+
     def __reduce__(self) -> Any:
+        if self._ending is not None:
+            self._ending.detach()
         return Service, (self._cluster,)
 
     def __repr__(self) -> str:
         return f"<muster.Service {self.name}>"
+
+
+class _HeldMethod(RemoteMethod):
+    """A method of a service that ends with its handle: which is held until it is answered."""
+
+    __slots__ = ()
+
+    def remote(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Ref:
+        ref = super().remote(*args, timeout=timeout, **kwargs)
+        held = [self._handle]
+        ref.watch(held.clear)
+        return ref
+
+
+def _let_go(connection: Any, number: int) -> None:
+    # Called by the garbage collector, maybe in the middle of a send.
+    connection.later("cluster.stop", _context.stopping(number, _AS_LONG_AS_IT_TAKES))
 
 
 def service(
@@ -150,4 +185,8 @@ def _have_a_store() -> None:
 
 
 def _value(arg: Any) -> Any:
-    return get(arg) if isinstance(arg, Ref) else arg
+    if not isinstance(arg, Ref):
+        return arg
+    if not arg.done():
+        get(arg)
+    return arg._passed(whole=True)

@@ -382,7 +382,7 @@ def test_an_unrebuildable_error_stays_remote_over_two_hops() -> None:
 # --- codes --------------------------------------------------------------------------------
 
 CODES = """
-    user worker_died node_lost head_lost timeout cancelled deadlock tainted invalid type not_found
+    user worker_died node_lost head_lost timeout cancelled deadlock tainted invalid taken type not_found
     placement resources import startup layout encoding too_large protocol auth limit
     store_full released internal
 """.split()  # noqa: SIM905
@@ -409,6 +409,7 @@ def test_classes_are_what_python_people_expect() -> None:
         "head_lost": ConnectionError,
         "timeout": TimeoutError,
         "invalid": ValueError,
+        "taken": ValueError,
         "type": TypeError,
         "not_found": LookupError,
         "placement": ValueError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ from fakehead import DEADLINE, FakeHead
 import muster
 from muster import _values, _wire
 from muster._client import Connection
-from muster._refs import Ref
+from muster._refs import Ref, _Tally
 
 ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 1, None, 0, 0, 1)))
 
@@ -134,8 +133,18 @@ def test_what_is_no_ref_is_told(head: FakeHead, connection: Connection) -> None:
         muster.get(5)
     with pytest.raises(TypeError, match="one entry is int: 5"):
         muster.get([start(connection), 5])
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(start(connection))
+    with pytest.raises(TypeError, match=r"wait\(\) takes refs"):
+        muster.wait([5])  # type: ignore[list-item]
+
+
+def test_the_same_call_may_count_more_than_once(head: FakeHead, connection: Connection) -> None:
+    ref, other = start(connection), start(connection)
+    tally = _Tally([ref, ref, other], 2, stop_at_failure=False)
+    for one, watcher in tally.watchers():
+        one.watch(watcher)
+    head.next_call().answer(1)
+    muster.get(ref, DEADLINE)
+    assert tally.enough and not other.done()
 
 
 def test_refs_of_ranks_are_answered_one_by_one(head: FakeHead, connection: Connection) -> None:
