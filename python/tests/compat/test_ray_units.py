@@ -12,7 +12,7 @@ import pytest
 import muster
 from muster import _errors
 from muster.compat import ray as compat
-from muster.compat.ray import _host, _names, _options, exceptions
+from muster.compat.ray import _names, _options, exceptions
 from muster.compat.ray.util.placement_group import Bundle, PlacementGroup
 from muster.compat.ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -62,7 +62,7 @@ def test_names_come_back(namespace: str, name: str) -> None:
 def test_names_of_other_services_are_none() -> None:
     assert _names.service_name("a.b", "c") != _names.service_name("a", "b.c")
     assert _names.actor_name("verifier") is None
-    assert _names.actor_name("ray-keeper") is None
+    assert _names.actor_name("muster.refs") is None
     assert _names.actor_name(_names.nameless("<lambda>")) is None
     assert _names.nameless("A") != _names.nameless("A")
 
@@ -223,25 +223,6 @@ def test_a_class_that_has_no_children() -> None:
 
 
 # --- the rest -----------------------------------------------------------------------------
-
-
-def test_where_things_are_found() -> None:
-    module = ModuleType("found_here")
-    sys.modules["found_here"] = module
-    try:
-
-        class Thing:
-            pass
-
-        Thing.__module__, Thing.__qualname__ = "found_here", "Thing"
-        module.Thing = ray.remote(Thing)  # type: ignore[attr-defined]
-        assert _host.locate(Thing) == ("found_here", "Thing")
-        assert _host.resolve(("found_here", "Thing")) is Thing
-    finally:
-        del sys.modules["found_here"]
-    assert _host.locate(square) == (__name__, "square")
-    local = lambda: 1  # noqa: E731
-    assert _host.locate(local) is local and _host.resolve(local) is local
 
 
 def test_what_is_remote() -> None:

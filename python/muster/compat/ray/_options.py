@@ -11,8 +11,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ... import WorkerConfig, _errors, _service
-from . import _host, _nodes, _state
+from ... import WorkerConfig, _errors, _modules, _service
+from . import _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -23,38 +23,17 @@ from .util.scheduling_strategies import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_COMMON = {
-    "accelerator_type",
-    "enable_task_events",
-    "fallback_strategy",
-    "label_selector",
-    "memory",
-    "name",
-    "num_cpus",
-    "num_gpus",
-    "object_store_memory",
-    "placement_group",
-    "placement_group_bundle_index",
-    "placement_group_capture_child_tasks",
-    "resources",
-    "runtime_env",
-    "scheduling_strategy",
-    "_labels",
-    "_metadata",
-}
+_COMMON = set(
+    """accelerator_type enable_task_events fallback_strategy label_selector memory name num_cpus
+    num_gpus object_store_memory placement_group placement_group_bundle_index
+    placement_group_capture_child_tasks resources runtime_env scheduling_strategy _labels
+    _metadata""".split()  # noqa: SIM905
+)
 _TASK = _COMMON | {"max_calls", "max_retries", "num_returns", "retry_exceptions"}
-_ACTOR = _COMMON | {
-    "allow_out_of_order_execution",
-    "concurrency_groups",
-    "enable_tensor_transport",
-    "get_if_exists",
-    "lifetime",
-    "max_concurrency",
-    "max_pending_calls",
-    "max_restarts",
-    "max_task_retries",
-    "namespace",
-}
+_ACTOR = _COMMON | set(
+    """allow_out_of_order_execution concurrency_groups enable_tensor_transport get_if_exists
+    lifetime max_concurrency max_pending_calls max_restarts max_task_retries namespace""".split()  # noqa: SIM905
+)
 #: What of a runtime_env only tunes how Ray makes it.
 _IGNORED = ("config", "eager_install")
 _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
@@ -81,11 +60,7 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "name": (str, bool, "text, and not empty"),
     "namespace": (str, bool, "text, and not empty"),
     "lifetime": (object, ("detached", "non_detached").__contains__, "'detached' or 'non_detached'"),
-    "max_concurrency": (
-        object,
-        lambda n: type(n) is int and n >= 1,
-        "a whole number from 1 on",
-    ),
+    "max_concurrency": (object, lambda n: type(n) is int and n >= 1, "a whole number from 1 on"),
     "max_restarts": (int, lambda n: n >= -1, "a whole number, 0 or more, or -1 for ever"),
     "resources": (
         dict,
@@ -182,16 +157,16 @@ def devices_asked(options: Mapping[str, Any]) -> float:
 
 
 def create(
-    host: type, name: str, arg: Any, options: Mapping[str, Any], patience: float, **more: Any
+    host: type, name: str, args: Any, options: Mapping[str, Any], patience: float, **more: Any
 ) -> _service.Service:
     """The service that an actor or a task's worker is, where its options want it."""
     *others, last = _places(options)
     for place in others:  # of several, the first that has what it takes free
         with contextlib.suppress(_errors.ResourceError):
             config = _configured(options, gpus_timeout=0, **place)
-            return _service.create(host, name, (arg,), config=config, **more)
+            return _service.create(host, name, args, config=config, **more)
     config = _configured(options, gpus_timeout=patience, **last)
-    return _service.create(host, name, (arg,), config=config, **more)
+    return _service.create(host, name, args, config=config, **more)
 
 
 def _places(options: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -260,11 +235,7 @@ class Remote:
         raise TypeError(f"{self!r} runs elsewhere: use {self.__muster_class__.__name__}.remote()")
 
     def __reduce__(self) -> Any:
-        return _again, (type(self), _host.locate(self.__muster_class__), self._options)
+        return type(self), (_modules.by_name(self.__muster_class__), self._options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__muster_class__.__qualname__})"
-
-
-def _again(kind: type[Remote], found: Any, options: Mapping[str, Any]) -> Remote:
-    return kind(_host.resolve(found), options)

@@ -98,10 +98,6 @@ class RuntimeContext:
             for key, variable in _VARIABLES.items()
         }
 
-    def get_placement_group_id(self) -> str | None:
-        """The placement group that this actor is in, if any."""
-        return _state.actor().group or None
-
 
 _context_of_process = RuntimeContext()
 
