@@ -86,6 +86,17 @@ def test_one_whose_worker_dies(takers: Cluster) -> None:
     assert muster.get(told) == "WorkerDiedError False"
 
 
+def test_one_whose_maker_dies(takers: Cluster, slow: Service) -> None:
+    maker = muster.service(sharers.Maker, "maker")
+    (pending,) = maker.calls(slow, 3)
+    told = takers.workers[0].died_of.remote([pending])
+    assert muster.wait([pending, told], timeout=0.2) == ([], [pending, told])
+    maker.kill_process()
+    assert muster.get(told) == "WorkerDiedError False"
+    with pytest.raises(muster.WorkerDiedError, match="that made this ref's call has ended"):
+        muster.get(pending)
+
+
 def test_what_is_put_is_what_it_was(takers: Cluster) -> None:
     array = np.arange(1 << 18, dtype=np.float64)
     small, text = np.ones(3), "text"

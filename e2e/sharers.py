@@ -77,6 +77,13 @@ class Slow:
         return list(await asyncio.gather(*refs))
 
 
+class Maker:
+    """A service that hands out what is under way."""
+
+    def calls(self, other: Any, x: int) -> list[Any]:
+        return [other.add.remote(x)]
+
+
 def square(x: int, *, plus: int = 0) -> int:
     return x * x + plus
 

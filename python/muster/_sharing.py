@@ -14,7 +14,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import _context, _errors
+from . import _context, _errors, _worker
 from ._kept import Closed, Kept, Plain, keep
 from ._refs import DECODED, Ref
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 #: The keeper, as `muster.list_services` tells of it.
 KEEPER = "muster.refs"
 _ID_BYTES = 28
+#: How often, in seconds, the keeper looks whether one lives whose value is waited for.
+_LOOKS = 1.0
 _NONE: Any = None  # the connection of a ref that waits for nothing
 
 
@@ -109,6 +111,8 @@ def share(ref: Ref) -> str:
         with suppress(_errors.MusterError):  # the session is over
             _tell(keeper, ident, ref)
 
+    if (me := _worker._identity) is not None:
+        keeper.expect.remote(ident, (me.cluster_name, me.rank, os.getpid()))
     # Not as an argument that the head waits for: what others share would wait behind it.
     ref.future().add_done_callback(tell)
     return ident
@@ -181,6 +185,7 @@ class Keeper:
     def __init__(self) -> None:
         self._kept: dict[str, Any] = {}
         self._failed: dict[str, BaseException] = {}
+        self._makers: dict[str, tuple[str, int, int]] = {}
         self._there: dict[str, asyncio.Event] = {}
         Closed.here = True
 
@@ -191,17 +196,48 @@ class Keeper:
 
     async def fail(self, ident: str, error: BaseException) -> None:
         """Take the error that is there in its place."""
-        self._failed[ident] = error
-        self._event(ident).set()
+        if not self._event(ident).is_set():
+            self._failed[ident] = error
+            self._event(ident).set()
+
+    async def expect(self, ident: str, maker: tuple[str, int, int]) -> None:
+        """Hear who will tell it: cluster, rank and process."""
+        self._makers[ident] = maker
 
     async def take(self, ident: str) -> Any:
-        """The value, or the error, as soon as it is here."""
-        await self._event(ident).wait()
+        """The value, or the error, as soon as it is here; or as its maker is no more."""
+        import asyncio
+
+        there = self._event(ident)
+        while not there.is_set():
+            try:
+                await asyncio.wait_for(there.wait(), _LOOKS)
+            except asyncio.TimeoutError:
+                await self._look(ident)
         if ident in self._failed:
             raise self._failed[ident].with_traceback(None)
         return self._kept[ident]
+
+    async def _look(self, ident: str) -> None:
+        """See whether somebody is there who will tell it."""
+        import asyncio
+
+        maker = self._makers.get(ident)
+        if maker is not None and await asyncio.to_thread(_is_gone, *maker):
+            gone = "the process that made this ref's call has ended, before there was an answer"
+            await self.fail(ident, _errors.WorkerDiedError(gone, worker=maker[0]))
 
     def _event(self, ident: str) -> asyncio.Event:
         import asyncio
 
         return self._there.setdefault(ident, asyncio.Event())
+
+
+def _is_gone(cluster: str, rank: int, pid: int) -> bool:
+    """Whether a worker's process has ended, or another has its place."""
+    wanted = {"number": 0, "name": cluster}
+    try:
+        worker = _context.connection().request("cluster.describe", wanted)["workers"][rank]
+    except _errors.NotFoundError:
+        return True
+    return bool(worker["state"] == "dead" or worker["pid"] != pid)
