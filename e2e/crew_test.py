@@ -118,10 +118,15 @@ def test_a_process_that_is_killed() -> None:
         made.workers[1].kill_process()
         assert made.workers[1].note(1) == 1
         assert made.workers[1].pid != pid
+        assert muster.get_worker("order-1") == made.workers[1]
         made.workers[1].kill_process(final=True, why="the test")
         with pytest.raises(muster.WorkerDiedError, match="the test, by the script"):
             made.workers[1].note(2)
         assert made.workers[0].note(3) == 3
+        assert muster.get_worker("order-0").note(4) == 4
+        for name in ("order-1", "order-2", "order", "other-0"):
+            with pytest.raises(LookupError, match="no living worker"):
+                muster.get_worker(name)
     made.workers[0].kill_process()  # all of it has ended
 
 

@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # as in typing, whose import would cost more than this mo
 
 if TYPE_CHECKING:
     from ._batch import Batch
-    from ._cluster import Cluster, get_cluster
+    from ._cluster import Cluster, get_cluster, get_worker
     from ._config import WorkerConfig
     from ._context import init, shutdown
     from ._crew import Crew
@@ -105,6 +105,7 @@ __all__ = [
     "get",
     "get_cluster",
     "get_service",
+    "get_worker",
     "hold_ports",
     "init",
     "list_services",
@@ -120,6 +121,7 @@ _HOMES = {
     "Batch": "_batch",
     "Cluster": "_cluster",
     "get_cluster": "_cluster",
+    "get_worker": "_cluster",
     "WorkerConfig": "_config",
     "init": "_context",
     "shutdown": "_context",

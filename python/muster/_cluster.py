@@ -7,6 +7,7 @@ change is asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
@@ -326,6 +327,24 @@ def get_cluster(name: str) -> Cluster:
     cluster = Cluster._attach(name, info["number"])
     cluster._adopt(info)
     return cluster
+
+
+def get_worker(name: str) -> WorkerHandle:
+    """The living worker of a cluster by its name, as errors and logs tell it
+    (``actor_train-3-G3``); LookupError where there is none."""
+    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
+    try:
+        if found is not None:
+            cluster, rank = get_cluster(found[1]), int(found[2])
+            workers = {worker["rank"]: worker for worker in cluster._info()["workers"]}
+            worker = workers.get(rank)
+            if worker and worker["name"] == name and worker["state"] != "dead":
+                return WorkerHandle(cluster, rank)
+    except _errors.NotFoundError:
+        pass
+    raise _errors.NotFoundError(
+        f"there is no living worker {name!r}: `muster status` lists those there are"
+    )
 
 
 def _pool_for(config: WorkerConfig) -> ResourceManager:

@@ -7,11 +7,10 @@ module's refs a call of a cluster takes as arguments.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ... import _context, _errors, get_cluster
+from ... import _context, _errors, get_worker
 from ..._calling import ONE_RANK
 from ..._handles import WorkerHandle
 from . import _refs, _state
@@ -61,18 +60,11 @@ def identity(worker: str) -> str:
 
 def named(name: str) -> Worker | None:
     """The living worker of that name, as ``actor_train-0-G0``."""
-    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
-    if found is None:
-        return None
     try:
-        cluster = get_cluster(found[1])
+        found = get_worker(name)
     except _errors.NotFoundError:
         return None
-    rank = int(found[2])
-    workers = cluster._info()["workers"]
-    if rank >= len(workers) or workers[rank]["name"] != name or workers[rank]["state"] == "dead":
-        return None
-    return Worker(cluster, rank)
+    return Worker(found._cluster, found.rank)
 
 
 def names() -> list[str]:
