@@ -52,11 +52,9 @@ class Cluster:
         if isinstance(worker_cls, type):
             check_class(worker_cls)
         connection = _context.connection(f"Cluster({name!r})")
-        if resource_manager is None:
-            resource_manager = config.resource_manager
-        if resource_manager is None:
-            resource_manager = _pool_for(config)
-        elif not isinstance(resource_manager, ResourceManager):
+        given = config.resource_manager if resource_manager is None else resource_manager
+        resource_manager = _pool_for(config) if given is None else given  # type: ignore[assignment]
+        if not isinstance(resource_manager, ResourceManager):
             raise TypeError(
                 f"resource_manager takes a ResourceManager, not {type(resource_manager).__name__}"
             )

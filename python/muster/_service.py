@@ -131,7 +131,7 @@ def create(
     spec["kind"] = _KIND
     spec["class"] = where
     spec["runtime"] = runtime_of(config)
-    pool = config.resource_manager
+    pool, others = _pools(config)
     if pool is None and config.device_mapping is not None:
         raise ValueError(
             f"device_mapping={config.device_mapping!r} names devices of a pool: say which by "
@@ -144,6 +144,8 @@ def create(
         "spec": spec,
         "reuse": bool(get_or_create),
     }
+    if others:
+        request["others"] = [other.id for other in others]
     if config.gpus:
         patience = _PATIENCE if config.gpus_timeout is None else config.gpus_timeout
         request["patience"] = as_seconds("gpus_timeout", patience)
@@ -153,9 +155,24 @@ def create(
     if session is not None:
         session.clusters.add(info["number"])
     made = _of(name, info, spec["pickle"])
-    if pool is not None:
-        pool._clusters.add(made._cluster)
+    for one in (pool, *others):
+        if one is not None and one.id == info["pool"]:
+            one._clusters.add(made._cluster)
     return made
+
+
+def _pools(config: WorkerConfig) -> tuple[ResourceManager | None, list[ResourceManager]]:
+    """The pool, None for one of its own; and others that will do as well."""
+    given = config.resource_manager
+    if given is None or isinstance(given, ResourceManager):
+        return given, []
+    if not given or not config.gpus or config.device_mapping is not None:
+        raise ValueError(
+            "resource_manager is a list: that is for services with gpus and without a "
+            "device_mapping, and has one pool at least"
+        )
+    first, *others = given
+    return first, others
 
 
 def get_service(name: str) -> Service:

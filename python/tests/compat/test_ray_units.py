@@ -139,18 +139,17 @@ def test_places_in_a_group() -> None:
 
     group = PlacementGroup([{"GPU": 4}, {"GPU": 2}, {"GPU": 1}], "PACK", "")
     group._reserved = [Bundle(pool(1), 1, 0, 4), Bundle(pool(1), 0, 2, 2), Bundle(pool(2), 0, 0, 1)]
-    places = _options._places({"placement_group": group, "num_gpus": 2})
-    assert [(place["resource_manager"].id, place["device_mapping"]) for place in places] == [
-        (1, [4, 5, 6, 7, 2, 3])
-    ]
-    assert len(_options._places({"placement_group": group, "num_gpus": 0.5})) == 2
+    place = _options._place({"placement_group": group, "num_gpus": 2})
+    assert (place["resource_manager"].id, place["device_mapping"]) == (1, [4, 5, 6, 7, 2, 3])
+    place = _options._place({"placement_group": group, "num_gpus": 0.5})
+    assert [pool.id for pool in place["resource_manager"]] == [1, 2]
     strategy = PlacementGroupSchedulingStrategy(group, 1)
-    (place,) = _options._places({"scheduling_strategy": strategy})
+    place = _options._place({"scheduling_strategy": strategy})
     assert place["node"] == "a"
     with pytest.raises(ValueError, match="no bundle of the placement group has so many"):
-        _options._places({"placement_group": group, "num_gpus": 5})
+        _options._place({"placement_group": group, "num_gpus": 5})
     with pytest.raises(ValueError, match="no bundle 3"):
-        _options._places({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
+        _options._place({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
 
 
 # --- errors -------------------------------------------------------------------------------
