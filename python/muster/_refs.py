@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from math import isnan
+from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +136,18 @@ class Ref:
             self._state = FAILED
             self._announce()
 
+    def follow(self, other: Ref) -> None:
+        """Be answered as another ref is, whose value nobody asks for."""
+
+        def settle() -> None:
+            answer, failure = other._answer, other._failure
+            if answer is not None:
+                self.deliver(answer[0], self._rank, answer[1], answer[2])
+            elif failure is not None:
+                self.fail(failure)
+
+        other.watch(settle)
+
     def _announce(self) -> None:
         if self._watchers:
             for watcher in tuple(self._watchers):
@@ -181,6 +194,14 @@ class Ref:
         self._state = DECODED
         self._answer = None
         return value
+
+
+def parts_of(ref: Ref, count: int) -> list[Ref]:
+    """A ref for each of the values that a call returns together, in the place of its own."""
+    found = [Ref(ref._connection, ref._id, finish=itemgetter(i)) for i in range(count)]
+    for part in found:
+        part.follow(ref)
+    return found
 
 
 class SplitCall:

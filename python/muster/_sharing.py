@@ -154,19 +154,12 @@ class Received(Ref):
         if taken is None:
             taken = _keeper().take.remote(self._ident)
             self._taken, self._id = taken, taken._id
-            taken.watch(lambda: self._settle(taken))
+            self.follow(taken)
         return taken._connection
 
     @_connection.setter
     def _connection(self, connection: Connection) -> None:
         """It has none yet."""
-
-    def _settle(self, taken: Ref) -> None:
-        if taken._answer is not None:
-            flags, body, buffers = taken._answer
-            self.deliver(flags, -1, body, buffers)
-        elif taken._failure is not None:
-            self.fail(taken._failure)
 
 
 def _keeper() -> Any:

@@ -12,7 +12,7 @@ from fakehead import DEADLINE, FakeHead
 import muster
 from muster import _values, _wire
 from muster._client import Connection
-from muster._refs import Ref, _Tally
+from muster._refs import Ref, _Tally, parts_of
 
 ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 1, None, 0, 0, 1)))
 
@@ -194,3 +194,22 @@ def test_threads_wait_for_the_same_ref(head: FakeHead, connection: Connection) -
         waiting = [threads.submit(muster.get, ref, DEADLINE) for _ in range(4)]
         head.next_call().answer("shared")
         assert [each.result(DEADLINE) for each in waiting] == ["shared"] * 4
+
+
+def test_parts_of_what_a_call_returns(head: FakeHead, connection: Connection) -> None:
+    one, two = parts_of(start(connection), 2)
+    got = head.next_call()
+    assert not one.done() and muster.wait([one, two], timeout=0) == ([], [one, two])
+    got.answer((1, [2]))
+    assert muster.get([two, one], DEADLINE) == [[2], 1]
+    failing = start(connection)
+    early = parts_of(failing, 1)
+    head.next_call().fail(message="broken")
+    muster.wait([failing], timeout=DEADLINE)
+    for part in (*early, *parts_of(failing, 1)):
+        with pytest.raises(muster.MusterError, match="broken"):
+            muster.get(part, DEADLINE)
+    few = parts_of(start(connection), 2)
+    head.next_call().answer([1])
+    with pytest.raises(IndexError):
+        muster.get(few, DEADLINE)

@@ -25,17 +25,15 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
     value; inside an argument it stays a ref.
     """
 
-    __slots__ = ("__weakref__", "_actor", "_index", "_ref")
+    __slots__ = ("__weakref__", "_actor", "_ref")
 
-    def __init__(self, ref: Ref, actor: str | None = None, index: int = -1) -> None:
+    def __init__(self, ref: Ref, actor: str | None = None) -> None:
         self._ref = ref
         self._actor = actor
-        self._index = index  # of several values that a call returned together
 
     def hex(self) -> str:
         """The id, as text."""
-        ident = _sharing.ident_of(self._ref)
-        return ident if self._index < 0 else f"{ident[:-8]}{self._index:08x}"
+        return _sharing.ident_of(self._ref)
 
     def binary(self) -> bytes:
         """The id."""
@@ -53,28 +51,25 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
         return self._result()
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not ObjectRef:
-            return NotImplemented
-        return self._ref is other._ref and self._index == other._index
+        return type(other) is ObjectRef and self._ref is other._ref
 
     def __hash__(self) -> int:
-        return hash((id(self._ref), self._index))
+        return hash(self._ref)
 
     def __repr__(self) -> str:
         return f"ObjectRef({self.hex()})"
 
     def __reduce__(self) -> Any:
-        return ObjectRef, (self._ref, self._actor, self._index)
+        return ObjectRef, (self._ref, self._actor)
 
     def _result(self) -> Any:
         """The value, or the error; waits where it is not here."""
         try:
-            value = _native.get(self._ref)
+            return _native.get(self._ref)
         except _errors.MusterError as error:
             if isinstance(error, _errors.CallCancelledError):
                 clear(error)  # Ray goes on all the same
             raise translate(error, self._actor) from None
-        return value if self._index < 0 else value[self._index]
 
 
 ObjectRef.register(Ref)  # for isinstance: they can be used in the same places
@@ -94,8 +89,7 @@ def passed(value: Any) -> Any:
     """An argument as a call of Muster's takes it; raises what a ref raises that is done."""
     if type(value) is not ObjectRef:
         return value
-    done = value._ref.done() and value._ref.failed()
-    return value._result() if done or value._index >= 0 else value._ref
+    return value._result() if value._ref.done() and value._ref.failed() else value._ref
 
 
 # --- the calls -------------------------------------------------------------------------
@@ -148,20 +142,17 @@ def wait(
     """Wait until ``num_returns`` of the refs are done; returns (done, others), in order."""
     if not isinstance(ray_waitables, list):
         raise TypeError(f"wait() takes a list of ObjectRefs, not a {type(ray_waitables).__name__}")
-    calls = [ref._ref for ref in _listed(ray_waitables, "wait")]
-    deadline = _until(timeout)
-    if not calls:
+    calls = {
+        ref._ref: given
+        for ref, given in zip(_listed(ray_waitables, "wait"), ray_waitables, strict=True)
+    }
+    _until(timeout)  # refuses what is none
+    if not ray_waitables:
         return [], []
-    if len(set(ray_waitables)) != len(calls):
+    if len(calls) != len(ray_waitables):
         raise ValueError("wait() takes each ref once")
-    if not 0 < num_returns <= len(calls):
-        raise ValueError(
-            f"num_returns is {num_returns}, with {len(calls)} refs; it goes from 1 to that"
-        )
-    _gather(calls, num_returns, deadline, stop_at_failure=False)
-    done = [ref for ref, call in zip(ray_waitables, calls, strict=True) if call._state != PENDING]
-    chosen = set(done[:num_returns])
-    return done[:num_returns], [ref for ref in ray_waitables if ref not in chosen]
+    done, others = _native.wait(calls, num_returns, timeout)
+    return [calls[call] for call in done], [calls[call] for call in others]
 
 
 def put(value: Any) -> ObjectRef:

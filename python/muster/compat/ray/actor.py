@@ -14,6 +14,7 @@ from typing import Any
 
 from ... import WorkerHandle, _errors, _modules, _service
 from ..._methods import method_of
+from ..._refs import parts_of
 from . import _host, _names, _options, _state, _workers
 from ._private.async_compat import has_async_methods
 from ._refs import ObjectRef, failed, passed
@@ -205,7 +206,7 @@ def spread(ref: ObjectRef, returns: int) -> Any:
         raise ValueError(f"num_returns is {returns!r}; Muster takes a whole number")
     if not returns:
         return None
-    return [ObjectRef(ref._ref, ref._actor, index) for index in range(returns)]
+    return [ObjectRef(part, ref._actor) for part in parts_of(ref._ref, returns)]
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
