@@ -67,7 +67,7 @@ def init(
         raise ValueError("local_mode is not there: actors and tasks are processes")
     _state.namespace(namespace)  # refuses what is none
     environment = _options.environment({"runtime_env": runtime_env})
-    if (_Job.open and is_initialized()) or _is_worker():
+    if (_Job.open and is_initialized()) or _context.in_worker():
         if ignore_reinit_error:
             return _context_of()
         raise RuntimeError(
@@ -97,19 +97,14 @@ def _start(address: str | None, num_gpus: int | None, logs: bool) -> None:
         muster.init(virtual=f"1x{num_gpus}", log_to_stderr=logs)
 
 
-def _is_worker() -> bool:
-    return _context._process.worker is not None
-
-
 def _context_of() -> ClientContext:
-    session = _context.session()
-    address = "" if session is None else str(session.welcome.get("address", ""))
-    return ClientContext(address=address, node_ip_address=muster.nodes()[0]["address"])
+    here = muster.nodes()[0]["address"]
+    return ClientContext(address=_context.address(), node_ip_address=here)
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
     """End everything that the script made. It may be called again."""
-    if _is_worker():
+    if _context.in_worker():
         return  # the session is the script's
     if _Job.open:
         _Job.open = False
@@ -124,4 +119,4 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
 
 def is_initialized() -> bool:
     """Whether there is a session: always in workers."""
-    return _is_worker() or _context.session() is not None
+    return _context.in_worker() or _context.session() is not None
