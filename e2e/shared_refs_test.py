@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import muster
 import sharers
 from muster import Cluster, ResourceManager, Service
 from muster._sharing import KEEPER, Put
-from running import cluster, session
+from running import HERE, PACKAGE, cluster, output_of, run, session
 
 
 @pytest.fixture(scope="module", params=["1x2", "2x2+net"])
@@ -95,6 +97,31 @@ def test_one_whose_maker_dies(takers: Cluster, slow: Service) -> None:
     assert muster.get(told) == "WorkerDiedError False"
     with pytest.raises(muster.WorkerDiedError, match="that made this ref's call has ended"):
         muster.get(pending)
+
+
+HEAD_KILLED = """
+import os, signal, subprocess
+import muster, sharers
+from muster import Cluster, WorkerConfig
+
+if __name__ == "__main__":
+    with Cluster("takers", sharers.Taker, worker_config=WorkerConfig(world_size=2)) as takers:
+        slow = muster.service(sharers.Slow, "slow", 10)
+        pending, put = slow.add.remote(1), muster.put(4)
+        totals = takers.execute_all_async("total", [pending, put])
+        (mine,) = muster.service(sharers.Maker, "maker").calls(slow, 3)
+        head = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "muster head"], capture_output=True)
+        os.kill(int(head.stdout), signal.SIGKILL)
+        slow.let()
+        print(muster.get(totals), muster.get(mine), takers.workers[0].total([pending, mine]))
+"""
+
+
+@pytest.mark.chaos
+def test_the_head_is_killed_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(HEAD_KILLED)
+    done = run(sys.executable, tmp_path / "script.py", PYTHONPATH=f"{PACKAGE}:{HERE}")
+    assert output_of(done).splitlines()[-1] == "[15, 15] 13 24"
 
 
 def test_what_is_put_is_what_it_was(takers: Cluster) -> None:
