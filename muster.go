@@ -119,6 +119,7 @@ const (
 	CodeInvalid    = spec.CodeInvalid    // an argument that cannot be, by its value
 	CodeType       = spec.CodeType       // an argument that cannot be, by its type
 	CodeNotFound   = spec.CodeNotFound   // no such cluster, method, pool
+	CodeTaken      = spec.CodeTaken      // a name that a living service has
 	CodePlacement  = spec.CodePlacement  // cannot be placed
 	CodeResources  = spec.CodeResources  // not there, or held by others
 	CodeImport     = spec.CodeImport     // a class that cannot be imported

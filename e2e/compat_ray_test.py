@@ -80,7 +80,7 @@ def test_actors_that_nobody_holds_leave_nothing() -> None:
 @pytest.mark.usefixtures("session")
 def test_what_is_put_lies_in_the_store_once() -> None:
     ref = ray.put({"rows": np.ones(1 << 20), "name": "x"})
-    (large,) = [part for part in ref._box.buffers if isinstance(part, muster.Batch)]
+    large = ref._ref._kept.passed().__muster_batch__()
     first: list[Any] = []
     second: list[Any] = []
     large._encode(first)

@@ -70,6 +70,13 @@ def test_gpus_that_are_chosen() -> None:
             taker("more", 2, resource_manager=rm, gpus_timeout=0)
         with pytest.raises(muster.PlacementError, match="there are 4 GPUs for it"):
             taker("more", 5, resource_manager=rm)
+        with ResourceManager(1, 1) as other:
+            assert seen(taker("either", 1, resource_manager=[rm, other])) == ("node-0", "2")
+            assert taker("or", 1, resource_manager=[rm, other]).node == "node-1"
+            with pytest.raises(muster.ResourceError, match="device 0: one"):
+                taker("more", 1, resource_manager=[rm, other], gpus_timeout=0)
+            with pytest.raises(ValueError, match="is a list"):
+                taker("more", 1, resource_manager=[rm, other], device_mapping=[0])
     assert muster.list_services() == ["half-0", "half-1", "half-2"]  # the pool's went with it
     os.kill(halves[2].pid, signal.SIGKILL)
     large = taker("large", 3, node="node-1")  # as soon as that is known

@@ -2,6 +2,7 @@ package head_test
 
 import (
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/muster-rl/muster/spec"
@@ -88,6 +89,35 @@ func TestServicesShareDevices(t *testing.T) {
 	})
 	_, err = taker(r.owner, "odd", 1.5, wire.ClusterCreate{})
 	wantError(t, err, spec.CodeInvalid, "gpus is 1.5")
+}
+
+func TestServicesTakeDevicesOfAnyOfSeveralPools(t *testing.T) {
+	r := newRig(t, setup{virtual: "1x4"})
+	one, two := r.pool(1, 1), r.pool(2, 1)
+	either := wire.ClusterCreate{Pool: one, Others: []int{two}}
+	for _, want := range []int{1, 2, 2} {
+		info, err := taker(r.owner, "s"+strconv.Itoa(len(r.services())), 1, either)
+		must(t, err)
+		if got := map[int]int{one: 1, two: 2}[info.Pool]; got != want {
+			t.Fatalf("pool %d, want that of %d", got, want)
+		}
+	}
+	_, err := taker(r.owner, "more", 1, either)
+	wantError(t, err, spec.CodeResources, "device 0: s0")
+	either.Patience = 60
+	waits := make(chan error, 1)
+	go func() {
+		_, err := taker(r.owner, "more", 1, either)
+		waits <- err
+	}()
+	r.worker("s2").Die(wire.Exited{Code: 3}) // of the other pool
+	must(t, <-waits)
+	_, err = taker(r.owner, "large", 2, wire.ClusterCreate{Pool: one, Others: []int{two}})
+	wantError(t, err, spec.CodeResources, "gpus=2", "device 0: s1")
+	_, err = taker(r.owner, "larger", 3, wire.ClusterCreate{Pool: one, Others: []int{two}})
+	wantError(t, err, spec.CodePlacement, "gpus=3, and there are 1 GPU for it")
+	_, err = taker(r.owner, "gone", 2, wire.ClusterCreate{Pool: one, Others: []int{99}})
+	wantError(t, err, spec.CodeNotFound, "pool 99")
 }
 
 func TestServicesTakeDevicesOfAPool(t *testing.T) {

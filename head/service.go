@@ -44,7 +44,7 @@ func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *
 	defer stop()
 	for {
 		changed := h.changing()
-		made, taken, err := h.registerCluster(owner, origin, &seat.req, given)
+		made, taken, err := h.registerOnAny(owner, origin, &seat.req, given)
 		if taken == nil && err != nil && seat.again(changed, &err) {
 			continue
 		}
@@ -59,6 +59,25 @@ func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *
 			return nil, living, err
 		}
 	}
+}
+
+// registerOnAny has a cluster registered on the first of its pools that has what it
+// takes. Where none has, the error is that of one that will have it when it is free.
+func (h *Head) registerOnAny(owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (made, taken *cluster, err error) {
+	made, taken, err = h.registerCluster(owner, origin, req, given)
+	small := func(err error) bool { return spec.AsError(err).Code == spec.CodePlacement }
+	for _, pool := range req.Others {
+		if err == nil || !small(err) && spec.AsError(err).Code != spec.CodeResources {
+			break
+		}
+		other := *req
+		other.Pool = pool
+		m, t, e := h.registerCluster(owner, origin, &other, given)
+		if e == nil || small(err) && !small(e) {
+			made, taken, err = m, t, e
+		}
+	}
+	return made, taken, err
 }
 
 // yields says what comes of a name that a service has: that service where it lives
@@ -83,7 +102,7 @@ func (h *Head) yields(ctx context.Context, other *cluster, req *wire.ClusterCrea
 		return other.infoLocked(), nil
 	case lives:
 		defer h.mu.Unlock()
-		return nil, spec.Errorf(spec.CodeInvalid, "there is a living service named %q already: shut it down first, use another name, or take it (get_or_create=True)", other.Name)
+		return nil, spec.Errorf(spec.CodeTaken, "there is a living service named %q already: shut it down first, use another name, or take it (get_or_create=True)", other.Name)
 	}
 	ended := other.up && !other.stopping // its process has, and nobody has cleared it up
 	h.mu.Unlock()

@@ -62,7 +62,7 @@ func TestServiceIsMadeOnce(t *testing.T) {
 			t.Errorf("services before one is there: %v", got)
 		}
 		_, err := r.service(r.owner, "one", false) // it may yet live
-		wantError(t, err, spec.CodeInvalid, `living service named "one"`)
+		wantError(t, err, spec.CodeTaken, `living service named "one"`)
 		close(gate)
 		all.Wait()
 		for _, n := range numbers {

@@ -17,6 +17,7 @@ const (
 	CodeDeadlock   Code = "deadlock"    // a wait would close a cycle
 	CodeTainted    Code = "tainted"     // the worker had an exception injected
 	CodeInvalid    Code = "invalid"     // a bad argument: ValueError
+	CodeTaken      Code = "taken"       // a name that a living service has: ValueError
 	CodeType       Code = "type"        // a bad argument: TypeError
 	CodeNotFound   Code = "not_found"   // no such cluster, method, pool: LookupError
 	CodePlacement  Code = "placement"   // cannot be placed: ValueError

@@ -129,6 +129,8 @@ type ClusterCreate struct {
 	// Patience is how many seconds a service that takes GPUs waits for those that others
 	// have. A service that names no pool (0) gets one of its own.
 	Patience float64 `msg:"patience,omitempty"`
+	// Others are pools that will do as well for a service that takes GPUs.
+	Others []int `msg:"others,omitempty"`
 }
 
 // ClusterRef names a cluster by number or, where that is 0, by name (verbs

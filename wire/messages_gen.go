@@ -315,8 +315,8 @@ func (z Cancelled) Msgsize() (s int) {
 func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(4)
-	var zb0001Mask uint8 /* 4 bits */
+	zb0001Len := uint32(5)
+	var zb0001Mask uint8 /* 5 bits */
 	_ = zb0001Mask
 	if z.Reuse == false {
 		zb0001Len--
@@ -325,6 +325,10 @@ func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Patience == 0 {
 		zb0001Len--
 		zb0001Mask |= 0x8
+	}
+	if z.Others == nil {
+		zb0001Len--
+		zb0001Mask |= 0x10
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -350,6 +354,14 @@ func (z *ClusterCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			// string "patience"
 			o = append(o, 0xa8, 0x70, 0x61, 0x74, 0x69, 0x65, 0x6e, 0x63, 0x65)
 			o = msgp.AppendFloat64(o, z.Patience)
+		}
+		if (zb0001Mask & 0x10) == 0 { // if not omitted
+			// string "others"
+			o = append(o, 0xa6, 0x6f, 0x74, 0x68, 0x65, 0x72, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Others)))
+			for za0001 := range z.Others {
+				o = msgp.AppendInt(o, z.Others[za0001])
+			}
 		}
 	}
 	return
@@ -397,6 +409,25 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				err = msgp.WrapError(err, "Patience")
 				return
 			}
+		case "others":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Others")
+				return
+			}
+			if cap(z.Others) >= int(zb0002) {
+				z.Others = (z.Others)[:zb0002]
+			} else {
+				z.Others = make([]int, zb0002)
+			}
+			for za0001 := range z.Others {
+				z.Others[za0001], bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Others", za0001)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -411,7 +442,7 @@ func (z *ClusterCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *ClusterCreate) Msgsize() (s int) {
-	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize + 9 + msgp.Float64Size
+	s = 1 + 5 + msgp.IntSize + 5 + z.Spec.Msgsize() + 6 + msgp.BoolSize + 9 + msgp.Float64Size + 7 + msgp.ArrayHeaderSize + (len(z.Others) * (msgp.IntSize))
 	return
 }
 

@@ -13,9 +13,10 @@ TYPE_CHECKING = False  # as in typing, whose import would cost more than this mo
 
 if TYPE_CHECKING:
     from ._batch import Batch
-    from ._cluster import Cluster, get_cluster
+    from ._cluster import Cluster, get_cluster, get_worker
     from ._config import WorkerConfig
     from ._context import init, shutdown
+    from ._crew import Crew
     from ._errors import (
         ArgumentTypeError,
         AuthError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         LimitError,
         MethodNotFoundError,
         MusterError,
+        NameTakenError,
         NodeLostError,
         NotFoundError,
         PlacementError,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from ._register import Dispatch, Execute, register
     from ._resources import Outlook, Plan, ResourceManager, nodes
     from ._service import Service, get_service, list_services, service
+    from ._sharing import put
     from ._values import Broadcast, PerRank
     from ._worker import RankInfo, Worker, hold_ports
 
@@ -61,6 +64,7 @@ __all__ = [
     "Broadcast",
     "CallCancelledError",
     "Cluster",
+    "Crew",
     "DeadlineError",
     "DeadlockError",
     "Dispatch",
@@ -75,6 +79,7 @@ __all__ = [
     "LogFiles",
     "MethodNotFoundError",
     "MusterError",
+    "NameTakenError",
     "NodeLostError",
     "NotFoundError",
     "Outlook",
@@ -104,10 +109,12 @@ __all__ = [
     "get",
     "get_cluster",
     "get_service",
+    "get_worker",
     "hold_ports",
     "init",
     "list_services",
     "nodes",
+    "put",
     "register",
     "service",
     "shutdown",
@@ -118,9 +125,11 @@ _HOMES = {
     "Batch": "_batch",
     "Cluster": "_cluster",
     "get_cluster": "_cluster",
+    "get_worker": "_cluster",
     "WorkerConfig": "_config",
     "init": "_context",
     "shutdown": "_context",
+    "Crew": "_crew",
     "ArgumentTypeError": "_errors",
     "AuthError": "_errors",
     "CallCancelledError": "_errors",
@@ -133,6 +142,7 @@ _HOMES = {
     "LimitError": "_errors",
     "MethodNotFoundError": "_errors",
     "MusterError": "_errors",
+    "NameTakenError": "_errors",
     "NodeLostError": "_errors",
     "NotFoundError": "_errors",
     "PlacementError": "_errors",
@@ -166,6 +176,7 @@ _HOMES = {
     "get_service": "_service",
     "list_services": "_service",
     "service": "_service",
+    "put": "_sharing",
     "Broadcast": "_values",
     "PerRank": "_values",
     "RankInfo": "_worker",

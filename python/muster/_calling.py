@@ -179,8 +179,9 @@ class Group:
             method.check_cut(args, kwargs, self.world)
         if special and _special(args, kwargs):
             check_per_rank(method.where, args, kwargs, self.world)
-            args = [self._argument(arg, hold) for arg in args]
-            kwargs = {name: self._argument(arg, hold) for name, arg in kwargs.items()}
+            whole = how != AS_REGISTERED or not method.spreads
+            args = [self._argument(arg, hold, whole) for arg in args]
+            kwargs = {name: self._argument(arg, hold, whole) for name, arg in kwargs.items()}
             flags |= _MARKED
         buffers: list[Any] = []
         payload = _values.encode_payload(args, kwargs, buffers, self.pickle)
@@ -208,7 +209,7 @@ class Group:
         route = self._routes[key] = b"\x97" + b"".join(parts) + end
         return route
 
-    def _argument(self, arg: Any, hold: Hold | None) -> Any:
+    def _argument(self, arg: Any, hold: Hold | None, whole: bool) -> Any:
         """A ref as an argument: the head waits for it, unless its value is here already."""
         if not isinstance(arg, Ref):
             return arg
@@ -219,7 +220,7 @@ class Group:
                 return _values.FutureMark(arg._id, arg._rank)
         if arg._state == PENDING:
             arg._connection.wait_one(arg)
-        return arg._result()
+        return arg._passed(whole)
 
 
 def _special(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:

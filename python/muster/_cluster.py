@@ -7,6 +7,7 @@ change is asked for.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
@@ -51,11 +52,9 @@ class Cluster:
         if isinstance(worker_cls, type):
             check_class(worker_cls)
         connection = _context.connection(f"Cluster({name!r})")
-        if resource_manager is None:
-            resource_manager = config.resource_manager
-        if resource_manager is None:
-            resource_manager = _pool_for(config)
-        elif not isinstance(resource_manager, ResourceManager):
+        given = config.resource_manager if resource_manager is None else resource_manager
+        resource_manager = _pool_for(config) if given is None else given  # type: ignore[assignment]
+        if not isinstance(resource_manager, ResourceManager):
             raise TypeError(
                 f"resource_manager takes a ResourceManager, not {type(resource_manager).__name__}"
             )
@@ -326,6 +325,24 @@ def get_cluster(name: str) -> Cluster:
     cluster = Cluster._attach(name, info["number"])
     cluster._adopt(info)
     return cluster
+
+
+def get_worker(name: str) -> WorkerHandle:
+    """The living worker of a cluster by its name, as errors and logs tell it
+    (``actor_train-3-G3``); LookupError where there is none."""
+    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
+    try:
+        if found is not None:
+            cluster, rank = get_cluster(found[1]), int(found[2])
+            workers = {worker["rank"]: worker for worker in cluster._info()["workers"]}
+            worker = workers.get(rank)
+            if worker and worker["name"] == name and worker["state"] != "dead":
+                return WorkerHandle(cluster, rank)
+    except _errors.NotFoundError:
+        pass
+    raise _errors.NotFoundError(
+        f"there is no living worker {name!r}: `muster status` lists those there are"
+    )
 
 
 def _pool_for(config: WorkerConfig) -> ResourceManager:

@@ -96,7 +96,10 @@ class WorkerConfig:
     #: The node of the pool that CPU workers run on, by name; by default they are spread.
     node: str | None = None
     #: The pool; `Cluster` also takes it as an argument of its own.
-    resource_manager: ResourceManager | None = field(default=None, repr=False, compare=False)
+    #: A service that takes ``gpus`` may have a list of them: one of these will do.
+    resource_manager: ResourceManager | Sequence[ResourceManager] | None = field(
+        default=None, repr=False, compare=False
+    )
     #: Lets ``env`` set the variables, too, that Muster sets for each rank.
     rank_env: bool = False
     #: "inherit" gives the workers Ray's token, so that they can use Ray themselves.

@@ -301,6 +301,18 @@ def session() -> Session | None:
     return _process.session
 
 
+def in_worker() -> bool:
+    """Whether this process is a worker."""
+    return _process.worker is not None
+
+
+def address() -> str:
+    """Where the head of this process is reached; "" before there is one."""
+    if _process.session is not None:
+        return str(_process.session.welcome.get("address", ""))
+    return "" if _process.worker is None else _process.worker.address
+
+
 def _refuse_if_misplaced(what: str) -> None:
     if _process.forked:
         raise _forked()

@@ -157,6 +157,12 @@ class InvalidArgumentError(MusterError, ValueError):
     code = "invalid"
 
 
+class NameTakenError(InvalidArgumentError):
+    """The name is a living service's."""
+
+    code = "taken"
+
+
 class ArgumentTypeError(MusterError, TypeError):
     """An argument that cannot be, by its type, or a wrong signature."""
 
@@ -261,6 +267,7 @@ _CLASSES: dict[str, type[MusterError]] = {
         DeadlockError,
         TaintedError,
         InvalidArgumentError,
+        NameTakenError,
         ArgumentTypeError,
         NotFoundError,
         PlacementError,
@@ -336,13 +343,9 @@ def _details(exc: MusterError) -> dict[str, Any]:
 
 def _pickled(exc: BaseException) -> bytes:
     """The exception as a value, or nothing where it cannot be one."""
-    plain = exc
-    if isinstance(exc, RemoteError):
-        wrapped = type(exc).__dict__.get("_wraps")
-        if wrapped is None:
-            return b""  # it could not be rebuilt here, so not further on either
-        args, members, state = _pickling.take_apart(exc)
-        plain = _pickling.put_together(wrapped, args, members, _without_details(state))
+    plain = original(exc) if isinstance(exc, RemoteError) else exc
+    if plain is None:
+        return b""  # it could not be rebuilt here, so not further on either
     try:
         data = _NO_BUFFERS + _pickling.dumps_exception(plain)
         packed: bytes = msgpack.packb(msgpack.ExtType(_PICKLE, data))
@@ -351,11 +354,17 @@ def _pickled(exc: BaseException) -> bytes:
     return packed
 
 
-def _without_details(state: dict[str, Any]) -> dict[str, Any]:
-    own = state.get("_muster")
-    if own is None:
-        return state
-    return {k: v for k, v in state.items() if k != "_muster" and k not in own["shown"]}
+def original(error: RemoteError) -> BaseException | None:
+    """What the user's code raised, as it was there; None where it could not be rebuilt here."""
+    if is_joint(error):
+        error = vars(error)["_of"]
+    kind = vars(type(error)).get("_wraps")
+    if kind is None:
+        return None
+    args, members, state = _pickling.take_apart(error)
+    own = state.pop("_muster", {"shown": ()})
+    state = {name: value for name, value in state.items() if name not in own["shown"]}
+    return _pickling.put_together(kind, args, members, state)
 
 
 def _one_line(exc: BaseException) -> str:
@@ -465,6 +474,38 @@ def _both(cls: Any) -> type[RemoteError]:
     )
     assert issubclass(made, RemoteError)
     return made
+
+
+def also(error: MusterError, other: Exception, again: tuple[Any, ...]) -> Exception:
+    """An error as one that is of another's class, too, and has its attributes and text; so other
+    systems' interfaces tell of it. ``again`` is how it is made where it is sent to."""
+    kinds: tuple[Any, Any] = type(other), type(error)
+    try:
+        cls = _joint(*kinds)
+    except TypeError:  # classes that do not go together
+        return other
+    args, members, state = _pickling.take_apart(error)
+    state |= vars(other) | {"_of": error, "_again": again}
+    made = _pickling.put_together(cls, args, members, state)
+    assert isinstance(made, Exception)
+    return made
+
+
+def is_joint(error: BaseException) -> bool:
+    """Whether `also` made it."""
+    return "_joint" in vars(type(error))
+
+
+@functools.lru_cache(maxsize=1024)
+def _joint(other: Any, cls: Any) -> type[Exception]:
+    user = vars(cls).get("_wraps")
+    name = other.__name__ if user is None else f"{other.__name__}({user.__name__})"
+    names = {"_joint": True, "__module__": other.__module__, "__reduce__": _made_again}
+    return types.new_class(name, (other, cls), {"_wraps": True}, lambda ns: ns.update(names))
+
+
+def _made_again(error: Any) -> Any:
+    return error._again
 
 
 def _with_origin(text: str, details: Mapping[str, Any]) -> str:

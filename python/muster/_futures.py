@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import Any
-
-from ._refs import Ref
 
 
 class _Reader:
@@ -23,12 +22,12 @@ class _Reader:
     pid = 0
 
 
-def of(ref: Ref) -> Future[Any]:
+def of(ref: Awaitable[Any]) -> Future[Any]:
     """A future that has what the ref has, when it has it."""
     return asyncio.run_coroutine_threadsafe(_result(ref), _loop())
 
 
-async def _result(ref: Ref) -> Any:
+async def _result(ref: Awaitable[Any]) -> Any:
     return await ref
 
 

@@ -187,6 +187,19 @@ class WorkerHandle:
         self._cluster._group().method(name)  # raises for what is none
         return RemoteMethod(self, name)
 
+    def kill_process(self, *, final: bool = False, why: str = "kill_process()") -> None:
+        """End this worker's process at once; the others of its cluster go on.
+
+        That is as a crash, and ``on_failure`` says what comes of it; with ``final`` it is not
+        started again. ``why`` is told with its end. It may be called again.
+        """
+        group = self._cluster._group()
+        asked = {"number": group.number, "name": group.name, "ranks": [self.rank]}
+        try:
+            group.connection.request("cluster.kill", asked | {"why": why, "final": final})
+        except _errors.NotFoundError:
+            pass  # its cluster has ended, and it with that
+
     # --- engines: further objects in the same process ---------------------------
 
     def create_engine(

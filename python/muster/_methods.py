@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from . import _errors, _values
@@ -41,6 +42,7 @@ class Method:
         "cut",
         "name",
         "registered",
+        "spreads",
         "where",
     )
 
@@ -52,6 +54,7 @@ class Method:
         # RANK_ZERO runs on one rank: what it gets is for the head to say.
         cuts = message["execute"] != "RANK_ZERO"
         self.cut: str = message["dispatch"] if cuts else ""
+        self.spreads = self.cut in _BY_RANK or self.cut in _BY_ROWS
         self._params: Sequence[Mapping[str, Any]] = message["params"]
         positional = [p for p in self._params if p["kind"] in (_POSITIONAL_ONLY, _EITHER)]
         kinds = {p["kind"] for p in self._params}
@@ -191,6 +194,7 @@ def engine_method(name: str) -> Method:
     return method
 
 
+@lru_cache(maxsize=1024)
 def method_of(cls: type, name: str) -> Method:
     """A method of a class that is here, as a caller of its objects elsewhere sees it."""
     from ._runtime.describe import params_of

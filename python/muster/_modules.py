@@ -14,15 +14,37 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from . import _pickling
+
 
 class ByFile:
-    """A class or function of a module that is loaded by its file; unpickled, it is that."""
+    """A class or function by its names, and the file of a module that its name does not lead to;
+    unpickled, it is that class or function."""
 
     def __init__(self, module: str, file: str, name: str) -> None:
         self.where = module, file, name
 
     def __reduce__(self) -> Any:
         return find, self.where
+
+
+def by_name(thing: Any) -> Any:
+    """A class or function as others get it: by its names, also where a decorator has left
+    another object in its place, which knows it; itself where it has none."""
+    module, name = thing.__module__, thing.__qualname__
+    if "<locals>" in name or (module in _pickling.MAINS and not _pickling.main_importable()):
+        return thing
+    try:
+        if find(module, "", name) is not thing:
+            return thing
+    except (ImportError, AttributeError):
+        return thing
+    return ByFile(module, file_of(module), name)
+
+
+def located(thing: Any) -> bytes:
+    """The same as bytes, for who looks for it when it is needed: `_pickling.loads` finds it."""
+    return _pickling.dumps(by_name(thing))[0]
 
 
 def file_of(name: str) -> str:
@@ -34,8 +56,8 @@ def file_of(name: str) -> str:
 
 
 def find(module: str, file: str, name: str) -> Any:
-    """A class or function by the file of its module; what wraps it is taken off."""
-    found: Any = load(module, file)
+    """A class or function by its module, or the file of that; what wraps it is taken off."""
+    found: Any = load(module, file) if file else importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     return getattr(found, "__muster_class__", found)

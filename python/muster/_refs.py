@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from math import isnan
+from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,9 @@ class Ref:
     ``muster.get(ref)`` waits for it and returns the value, or raises what the
     call raised, as often as it is asked. In a coroutine, ``await ref`` does the
     same, on any event loop. A ref that nobody asks stays silent about errors.
+
+    As an argument of a call it stands for its value; inside one, as in a list,
+    it arrives as a ref, which whoever got it can ask in the same ways.
     """
 
     __slots__ = (
@@ -43,11 +47,15 @@ class Ref:
         "_failure",
         "_finish",
         "_id",
+        "_ident",  # what it is called where its call is not known: see _sharing
         "_rank",
         "_state",
         "_value",
         "_watchers",
     )
+
+    _connection: Connection
+    _ident: str
 
     def __init__(
         self,
@@ -106,10 +114,9 @@ class Ref:
         return f"<muster.Ref call {self._id}{rank}, {state}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a Ref belongs to the process that made the call and cannot be pickled; "
-            "pass muster.get(ref) instead"
-        )
+        from ._sharing import received, share
+
+        return received, (share(self),)
 
     # What follows is for the connection and the functions below.
 
@@ -128,6 +135,18 @@ class Ref:
             self._failure = failure
             self._state = FAILED
             self._announce()
+
+    def follow(self, other: Ref) -> None:
+        """Be answered as another ref is, whose value nobody asks for."""
+
+        def settle() -> None:
+            answer, failure = other._answer, other._failure
+            if answer is not None:
+                self.deliver(answer[0], self._rank, answer[1], answer[2])
+            elif failure is not None:
+                self.fail(failure)
+
+        other.watch(settle)
 
     def _announce(self) -> None:
         if self._watchers:
@@ -150,6 +169,10 @@ class Ref:
         answer = self._answer
         return self._state == FAILED or (answer is not None and bool(answer[0] & _ERROR))
 
+    def _passed(self, whole: bool) -> Any:
+        """What an argument is that stands for it; only when done. ``whole``: it is not cut."""
+        return self._result()
+
     def _result(self) -> Any:
         """The value, or the call's exception; only when done."""
         if self._state == DECODED:
@@ -171,6 +194,14 @@ class Ref:
         self._state = DECODED
         self._answer = None
         return value
+
+
+def parts_of(ref: Ref, count: int) -> list[Ref]:
+    """A ref for each of the values that a call returns together, in the place of its own."""
+    found = [Ref(ref._connection, ref._id, finish=itemgetter(i)) for i in range(count)]
+    for part in found:
+        part.follow(ref)
+    return found
 
 
 class SplitCall:
@@ -311,11 +342,11 @@ class _Tally:
         self.enough = self._target <= 0 or failed
 
     def watchers(self) -> list[tuple[Ref, Callable[[], None]]]:
-        return [(ref, self._watcher(ref)) for ref in self.left]
+        return [(ref, self._watcher(at, ref)) for at, ref in enumerate(self.left)]
 
-    def _watcher(self, ref: Ref) -> Callable[[], None]:
+    def _watcher(self, at: int, ref: Ref) -> Callable[[], None]:
         def note() -> None:
-            self._seen.add(id(ref))
+            self._seen.add(at)
             if len(self._seen) >= self._target or (self._stop_at_failure and ref.failed()):
                 self.enough = True
 
@@ -324,7 +355,7 @@ class _Tally:
 
 def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_failure: bool) -> bool:
     """Wait until ``target`` of the refs are done; False when the deadline passed first."""
-    for connection in {ref._connection for ref in refs}:
+    for connection in {ref._connection for ref in refs if ref._state == PENDING}:
         connection.poll()
     tally = _Tally(refs, target, stop_at_failure)
     if tally.enough:

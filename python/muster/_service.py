@@ -6,19 +6,21 @@ decide, in one step for all who ask at once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _context, _errors, _objects
 from ._cluster import Cluster, describe_class, encode_setup, runtime_of
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
-from ._handles import WorkerHandle
+from ._handles import RemoteMethod, WorkerHandle
 from ._refs import Ref, get
 from ._resources import ResourceManager
 
 _KIND = "service"
 #: Seconds that one waits for GPUs that others have.
 _PATIENCE = 30.0
+_AS_LONG_AS_IT_TAKES = 1e9  # seconds
 
 
 class Service(WorkerHandle):
@@ -32,6 +34,7 @@ class Service(WorkerHandle):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, 0)
+        self._ending: Any = None
 
     @property
     def name(self) -> str:
@@ -42,11 +45,43 @@ class Service(WorkerHandle):
         """End its process; its name is free then. It may be called again."""
         self._cluster.shutdown()
 
+    def end_with_handle(self) -> Service:
+        """Have the service end when this handle is gone, and the calls that were made by it are
+        answered; returns the handle. Once it is sent to others it is not counted any more, and
+        the service lives on."""
+        calls = self._cluster._group()
+        self._ending = weakref.finalize(self, _let_go, calls.connection, calls.number)
+        self._ending.atexit = False  # all services end with the script
+        return self
+
+    def __getattr__(self, name: str) -> RemoteMethod:
+        found = super().__getattr__(name)
+        return found if self._ending is None else _HeldMethod(self, name)
+
     def __reduce__(self) -> Any:
+        if self._ending is not None:
+            self._ending.detach()
         return Service, (self._cluster,)
 
     def __repr__(self) -> str:
         return f"<muster.Service {self.name}>"
+
+
+class _HeldMethod(RemoteMethod):
+    """A method of a service that ends with its handle: which is held until it is answered."""
+
+    __slots__ = ()
+
+    def remote(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Ref:
+        ref = super().remote(*args, timeout=timeout, **kwargs)
+        held = [self._handle]
+        ref.watch(held.clear)
+        return ref
+
+
+def _let_go(connection: Any, number: int) -> None:
+    # Called by the garbage collector, maybe in the middle of a send.
+    connection.later("cluster.stop", _context.stopping(number, _AS_LONG_AS_IT_TAKES))
 
 
 def service(
@@ -96,7 +131,7 @@ def create(
     spec["kind"] = _KIND
     spec["class"] = where
     spec["runtime"] = runtime_of(config)
-    pool = config.resource_manager
+    pool, others = _pools(config)
     if pool is None and config.device_mapping is not None:
         raise ValueError(
             f"device_mapping={config.device_mapping!r} names devices of a pool: say which by "
@@ -109,6 +144,8 @@ def create(
         "spec": spec,
         "reuse": bool(get_or_create),
     }
+    if others:
+        request["others"] = [other.id for other in others]
     if config.gpus:
         patience = _PATIENCE if config.gpus_timeout is None else config.gpus_timeout
         request["patience"] = as_seconds("gpus_timeout", patience)
@@ -118,9 +155,24 @@ def create(
     if session is not None:
         session.clusters.add(info["number"])
     made = _of(name, info, spec["pickle"])
-    if pool is not None:
-        pool._clusters.add(made._cluster)
+    for one in (pool, *others):
+        if one is not None and one.id == info["pool"]:
+            one._clusters.add(made._cluster)
     return made
+
+
+def _pools(config: WorkerConfig) -> tuple[ResourceManager | None, list[ResourceManager]]:
+    """The pool, None for one of its own; and others that will do as well."""
+    given = config.resource_manager
+    if given is None or isinstance(given, ResourceManager):
+        return given, []
+    if not given or not config.gpus or config.device_mapping is not None:
+        raise ValueError(
+            "resource_manager is a list: that is for services with gpus and without a "
+            "device_mapping, and has one pool at least"
+        )
+    first, *others = given
+    return first, others
 
 
 def get_service(name: str) -> Service:
@@ -150,4 +202,8 @@ def _have_a_store() -> None:
 
 
 def _value(arg: Any) -> Any:
-    return get(arg) if isinstance(arg, Ref) else arg
+    if not isinstance(arg, Ref):
+        return arg
+    if not arg.done():
+        get(arg)
+    return arg._passed(whole=True)

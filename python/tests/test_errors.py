@@ -382,7 +382,7 @@ def test_an_unrebuildable_error_stays_remote_over_two_hops() -> None:
 # --- codes --------------------------------------------------------------------------------
 
 CODES = """
-    user worker_died node_lost head_lost timeout cancelled deadlock tainted invalid type not_found
+    user worker_died node_lost head_lost timeout cancelled deadlock tainted invalid taken type not_found
     placement resources import startup layout encoding too_large protocol auth limit
     store_full released internal
 """.split()  # noqa: SIM905
@@ -409,6 +409,7 @@ def test_classes_are_what_python_people_expect() -> None:
         "head_lost": ConnectionError,
         "timeout": TimeoutError,
         "invalid": ValueError,
+        "taken": ValueError,
         "type": TypeError,
         "not_found": LookupError,
         "placement": ValueError,
@@ -452,3 +453,32 @@ def test_garbage_instead_of_an_exception() -> None:
     for value in (b"\xc1", b"\xc0", b"\xc7\x08\x21" + bytes(8), b"\xc7\x08\x10" + bytes(8)):
         error = from_wire({"code": "user", "message": "ValueError: x", "exception": value})
         assert type(error) is RemoteError and "ValueError: x" in str(error)
+
+
+class Theirs(Exception):
+    """An error of another system's, which has what it needs in its attributes."""
+
+    def __init__(self, text: str, cause: object) -> None:
+        super().__init__(text, cause)
+        self.cause = cause
+
+
+def as_theirs(error: MusterError) -> Exception:
+    cause = _errors.original(error) if isinstance(error, _errors.RemoteError) else None
+    return _errors.also(error, Theirs("told", cause), (as_theirs, (error,)))
+
+
+def test_an_error_that_is_of_another_class_too() -> None:
+    try:
+        raise KeyError("k")
+    except KeyError as raised:
+        came = from_wire(to_wire(raised, worker="w", node="n"))
+    both: Any = as_theirs(came)
+    for one in (both, pickle.loads(pickle.dumps(both))):
+        assert all(isinstance(one, kind) for kind in (Theirs, KeyError, MusterError))
+        assert type(one.cause) is KeyError and one.node == "n" and _errors.is_joint(one)
+    # Who passes it on sends what was raised first.
+    again: Any = from_wire(to_wire(both, worker="v"))
+    assert again.worker == "w" and isinstance(again, KeyError) and not isinstance(again, Theirs)
+    died: Any = as_theirs(from_wire({"code": "worker_died", "message": "m", "exit_code": 3}))
+    assert died.exit_code == 3 and died.cause is None and isinstance(died, Theirs)

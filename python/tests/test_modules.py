@@ -8,7 +8,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -99,3 +99,30 @@ def test_a_module_that_fails_is_not_left_behind(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         _modules.load("broken_one", str(file))
     assert "broken_one" not in sys.modules
+
+
+class Plain:
+    """Any class."""
+
+
+def test_where_things_are_found() -> None:
+    module = ModuleType("found_here")
+    sys.modules["found_here"] = module
+    try:
+
+        class Thing:
+            pass
+
+        Thing.__module__, Thing.__qualname__ = "found_here", "Thing"
+        # As a decorator leaves it: another object has its place, which knows it.
+        module.Thing = SimpleNamespace(__muster_class__=Thing)  # type: ignore[attr-defined]
+        sent = _modules.by_name(Thing)
+        assert sent.where == ("found_here", "", "Thing")
+        assert pickle.loads(pickle.dumps(sent)) is Thing
+        module.Thing = 5  # type: ignore[attr-defined]
+        assert _modules.by_name(Thing) is Thing
+    finally:
+        del sys.modules["found_here"]
+    assert pickle.loads(pickle.dumps(_modules.by_name(Plain))) is Plain
+    local = lambda: 1  # noqa: E731
+    assert _modules.by_name(local) is local

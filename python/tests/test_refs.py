@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ from fakehead import DEADLINE, FakeHead
 import muster
 from muster import _values, _wire
 from muster._client import Connection
-from muster._refs import Ref
+from muster._refs import Ref, _Tally, parts_of
 
 ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 1, None, 0, 0, 1)))
 
@@ -134,8 +133,18 @@ def test_what_is_no_ref_is_told(head: FakeHead, connection: Connection) -> None:
         muster.get(5)
     with pytest.raises(TypeError, match="one entry is int: 5"):
         muster.get([start(connection), 5])
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(start(connection))
+    with pytest.raises(TypeError, match=r"wait\(\) takes refs"):
+        muster.wait([5])  # type: ignore[list-item]
+
+
+def test_the_same_call_may_count_more_than_once(head: FakeHead, connection: Connection) -> None:
+    ref, other = start(connection), start(connection)
+    tally = _Tally([ref, ref, other], 2, stop_at_failure=False)
+    for one, watcher in tally.watchers():
+        one.watch(watcher)
+    head.next_call().answer(1)
+    muster.get(ref, DEADLINE)
+    assert tally.enough and not other.done()
 
 
 def test_refs_of_ranks_are_answered_one_by_one(head: FakeHead, connection: Connection) -> None:
@@ -185,3 +194,22 @@ def test_threads_wait_for_the_same_ref(head: FakeHead, connection: Connection) -
         waiting = [threads.submit(muster.get, ref, DEADLINE) for _ in range(4)]
         head.next_call().answer("shared")
         assert [each.result(DEADLINE) for each in waiting] == ["shared"] * 4
+
+
+def test_parts_of_what_a_call_returns(head: FakeHead, connection: Connection) -> None:
+    one, two = parts_of(start(connection), 2)
+    got = head.next_call()
+    assert not one.done() and muster.wait([one, two], timeout=0) == ([], [one, two])
+    got.answer((1, [2]))
+    assert muster.get([two, one], DEADLINE) == [[2], 1]
+    failing = start(connection)
+    early = parts_of(failing, 1)
+    head.next_call().fail(message="broken")
+    muster.wait([failing], timeout=DEADLINE)
+    for part in (*early, *parts_of(failing, 1)):
+        with pytest.raises(muster.MusterError, match="broken"):
+            muster.get(part, DEADLINE)
+    few = parts_of(start(connection), 2)
+    head.next_call().answer([1])
+    with pytest.raises(IndexError):
+        muster.get(few, DEADLINE)

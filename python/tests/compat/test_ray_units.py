@@ -12,7 +12,7 @@ import pytest
 import muster
 from muster import _errors
 from muster.compat import ray as compat
-from muster.compat.ray import _host, _names, _options, exceptions
+from muster.compat.ray import _names, _options, exceptions
 from muster.compat.ray.util.placement_group import Bundle, PlacementGroup
 from muster.compat.ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -62,7 +62,7 @@ def test_names_come_back(namespace: str, name: str) -> None:
 def test_names_of_other_services_are_none() -> None:
     assert _names.service_name("a.b", "c") != _names.service_name("a", "b.c")
     assert _names.actor_name("verifier") is None
-    assert _names.actor_name("ray-keeper") is None
+    assert _names.actor_name("muster.refs") is None
     assert _names.actor_name(_names.nameless("<lambda>")) is None
     assert _names.nameless("A") != _names.nameless("A")
 
@@ -139,18 +139,17 @@ def test_places_in_a_group() -> None:
 
     group = PlacementGroup([{"GPU": 4}, {"GPU": 2}, {"GPU": 1}], "PACK", "")
     group._reserved = [Bundle(pool(1), 1, 0, 4), Bundle(pool(1), 0, 2, 2), Bundle(pool(2), 0, 0, 1)]
-    places = _options._places({"placement_group": group, "num_gpus": 2})
-    assert [(place["resource_manager"].id, place["device_mapping"]) for place in places] == [
-        (1, [4, 5, 6, 7, 2, 3])
-    ]
-    assert len(_options._places({"placement_group": group, "num_gpus": 0.5})) == 2
+    place = _options._place({"placement_group": group, "num_gpus": 2})
+    assert (place["resource_manager"].id, place["device_mapping"]) == (1, [4, 5, 6, 7, 2, 3])
+    place = _options._place({"placement_group": group, "num_gpus": 0.5})
+    assert [pool.id for pool in place["resource_manager"]] == [1, 2]
     strategy = PlacementGroupSchedulingStrategy(group, 1)
-    (place,) = _options._places({"scheduling_strategy": strategy})
+    place = _options._place({"scheduling_strategy": strategy})
     assert place["node"] == "a"
     with pytest.raises(ValueError, match="no bundle of the placement group has so many"):
-        _options._places({"placement_group": group, "num_gpus": 5})
+        _options._place({"placement_group": group, "num_gpus": 5})
     with pytest.raises(ValueError, match="no bundle 3"):
-        _options._places({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
+        _options._place({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
 
 
 # --- errors -------------------------------------------------------------------------------
@@ -223,25 +222,6 @@ def test_a_class_that_has_no_children() -> None:
 
 
 # --- the rest -----------------------------------------------------------------------------
-
-
-def test_where_things_are_found() -> None:
-    module = ModuleType("found_here")
-    sys.modules["found_here"] = module
-    try:
-
-        class Thing:
-            pass
-
-        Thing.__module__, Thing.__qualname__ = "found_here", "Thing"
-        module.Thing = ray.remote(Thing)  # type: ignore[attr-defined]
-        assert _host.locate(Thing) == ("found_here", "Thing")
-        assert _host.resolve(("found_here", "Thing")) is Thing
-    finally:
-        del sys.modules["found_here"]
-    assert _host.locate(square) == (__name__, "square")
-    local = lambda: 1  # noqa: E731
-    assert _host.locate(local) is local and _host.resolve(local) is local
 
 
 def test_what_is_remote() -> None:

@@ -17,9 +17,10 @@ from ..._marks import PerRank
 from ..._methods import Method as _Method
 from ..._refs import Ref
 from ..._register import Dispatch
+from ..._sharing import Put
 from ..._worker import RankInfo
 from .. import ray
-from ..ray._workers import Arguments, Worker, identity, meant, opened, values
+from ..ray._workers import Arguments, Worker, identity, meant, values
 from . import modes
 from .config import WorkerConfig
 from .proto import DataProto, ObjectRefWrap, rpc_timeout
@@ -213,8 +214,8 @@ class Method:
         return args, kwargs
 
     def _by_rows(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-        args = [opened(arg) for arg in args]
-        kwargs = {name: opened(arg) for name, arg in kwargs.items()}
+        args = [_opened(arg) for arg in args]
+        kwargs = {name: _opened(arg) for name, arg in kwargs.items()}
         given = [pair for pair in modes.labelled(args, kwargs) if not isinstance(pair[1], Ref)]
         for label, arg in given:
             # dp_size divides world_size, so that mostly nobody has to be asked for it.
@@ -286,6 +287,11 @@ def _each(
 
 def _ref_of(group: Group, ref: Ref, rank: int) -> Any:
     return ray.ObjectRef(ref, actor=identity(group.workers[rank]))
+
+
+def _opened(arg: Any) -> Any:
+    """What was put, as its rows are cut."""
+    return arg._passed(whole=False) if isinstance(arg, Put) else arg
 
 
 def spread(world: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import sys
 from typing import Any
 
@@ -52,23 +53,6 @@ __all__ = [
     "wait",
 ]
 
-#: What `install` puts in the place of Ray's modules of the same names.
-_MODULES = (
-    "_private",
-    "_private.async_compat",
-    "_private.profiling",
-    "_private.worker",
-    "actor",
-    "exceptions",
-    "remote_function",
-    "runtime_context",
-    "runtime_env",
-    "util",
-    "util.placement_group",
-    "util.scheduling_strategies",
-    "util.timer",
-)
-
 
 def remote(*args: Any, **options: Any) -> Any:
     """Make an actor class of a class, a remote function of a function.
@@ -104,13 +88,15 @@ def install() -> None:
     imported already it refuses.
     """
     ours = sys.modules[__name__]
-    found = sys.modules.get("ray")
-    if found is not None and found is not ours:
+    there = sys.modules.get("ray")
+    if there is not None and there is not ours:
         raise ImportError(
-            f"Ray itself is imported already, from {getattr(found, '__file__', None)}: call "
+            f"Ray itself is imported already, from {getattr(there, '__file__', None)}: call "
             "muster.compat.ray.install() before that"
         )
     sys.modules["ray"] = ours
-    for name in _MODULES:
-        sys.modules[f"ray.{name}"] = importlib.import_module(f"{__name__}.{name}")
+    for found in pkgutil.walk_packages(__path__, f"{__name__}."):
+        name = found.name.removeprefix(__name__)
+        if not name.startswith("._") or name.startswith("._private"):
+            sys.modules[f"ray{name}"] = importlib.import_module(found.name)
     os.environ[_state.INSTALLED] = "1"

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
+from urllib.parse import quote, unquote
 
 _PREFIX = "ray."
-_NAMED = re.compile(r"ray\.(.*?)\.\.(.*)", re.DOTALL)
-_STRANGE = re.compile(rb"[^A-Za-z0-9_-]")
-_ESCAPED = re.compile(rb"\.([0-9a-f]{2})")
 
 
 def service_name(namespace: str, name: str) -> str:
@@ -22,8 +20,10 @@ def service_name(namespace: str, name: str) -> str:
 
 def actor_name(service: str) -> tuple[str, str] | None:
     """Namespace and name of the actor that a service is; None for all other services."""
-    found = _NAMED.fullmatch(service)
-    return None if found is None else (_plain(found[1]), _plain(found[2]))
+    namespace, dots, name = service.removeprefix(_PREFIX).partition("..")
+    if not dots or not service.startswith(_PREFIX):
+        return None
+    return unquote(namespace.replace(".", "%")), unquote(name.replace(".", "%"))
 
 
 def nameless(what: str) -> str:
@@ -32,8 +32,4 @@ def nameless(what: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return _STRANGE.sub(lambda at: b".%02x" % at[0][0], text.encode()).decode()
-
-
-def _plain(text: str) -> str:
-    return _ESCAPED.sub(lambda at: bytes([int(at[1], 16)]), text.encode()).decode()
+    return quote(text, safe="").replace(".", "%2E").replace("~", "%7E").replace("%", ".")

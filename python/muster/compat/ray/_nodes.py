@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import muster
 
-from ... import _context
 from . import _state
 
 _turns = itertools.count()
@@ -29,54 +29,47 @@ def here() -> dict[str, Any]:
     return found
 
 
+def _alive() -> list[dict[str, Any]]:
+    return [node for node in muster.nodes() if node["state"] in _ALIVE]
+
+
 def name_of(ident: str) -> str | None:
     """The living node of that id, by its name."""
-    alive = (node["name"] for node in muster.nodes() if node["state"] in _ALIVE)
-    return next((str(name) for name in alive if node_id(name) == ident), None)
+    return next((str(n["name"]) for n in _alive() if node_id(n["name"]) == ident), None)
 
 
 def in_turn() -> str | None:
     """One living node after the other, for what is to be spread."""
-    alive = [str(node["name"]) for node in muster.nodes() if node["state"] in _ALIVE]
-    return alive[next(_turns) % len(alive)] if alive else None
+    alive = _alive()
+    return str(alive[next(_turns) % len(alive)]["name"]) if alive else None
 
 
 def nodes() -> list[dict[str, Any]]:
     """All nodes with their ids, addresses and resources."""
-    session = _context.session()
-    logs = "" if session is None else str(session.welcome.get("log_dir", ""))
-    found = []
-    for node in muster.nodes():
-        alive = node["state"] in _ALIVE
-        found.append(
-            {
-                "NodeID": node_id(node["name"]),
-                "Alive": alive,
-                "alive": alive,
-                "NodeName": node["name"],
-                "NodeManagerHostname": node["name"],
-                "NodeManagerAddress": node["address"],
-                "NodeManagerPort": 0,
-                "ObjectManagerPort": 0,
-                "ObjectStoreSocketName": f"{logs}/sockets/store" if logs else "",
-                "RayletSocketName": "",
-                "MetricsExportPort": 0,
-                "Resources": _resources(node) if alive else {},
-                "Labels": {},
-            }
-        )
-    return found
+    return [
+        {
+            "NodeID": node_id(node["name"]),
+            "Alive": node["state"] in _ALIVE,
+            "alive": node["state"] in _ALIVE,
+            "NodeName": node["name"],
+            "NodeManagerHostname": node["name"],
+            "NodeManagerAddress": node["address"],
+            "Resources": _resources(node) if node["state"] in _ALIVE else {},
+            "Labels": {},
+        }
+        for node in muster.nodes()
+    ]
 
 
 def cluster_resources() -> dict[str, float]:
     """What all living nodes have together."""
-    return _sum([_resources(node) for node in muster.nodes() if node["state"] in _ALIVE])
+    return _sum([_resources(node) for node in _alive()])
 
 
 def available_resources() -> dict[str, float]:
     """What no pool holds. Muster does not count cores and memory: all of those are there."""
-    free = [_resources(node, node["free"]) for node in muster.nodes() if node["state"] in _ALIVE]
-    return {key: amount for key, amount in _sum(free).items() if amount}
+    free = _sum([_resources(node, node["free"]) for node in _alive()])
+    return {key: amount for key, amount in free.items() if amount}
 
 
 def _resources(node: dict[str, Any], devices: int | None = None) -> dict[str, float]:
@@ -92,18 +85,7 @@ def _resources(node: dict[str, Any], devices: int | None = None) -> dict[str, fl
 
 
 def _sum(parts: list[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for part in parts:
-        for key, amount in part.items():
-            total[key] = total.get(key, 0.0) + amount
-    return total
-
-
-def count_devices() -> int:
-    """How many devices there are in all."""
-    return sum(len(node["devices"]) for node in muster.nodes())
-
-
-def first_address() -> str:
-    """Where the first node is reached."""
-    return str(muster.nodes()[0]["address"])
+        total.update(part)  # which adds
+    return dict(total)

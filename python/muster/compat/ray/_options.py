@@ -6,13 +6,12 @@ effect; docs/ray-calls.md lists them.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ... import WorkerConfig, _errors, _service
-from . import _host, _nodes, _state
+from ... import WorkerConfig, _modules, _service
+from . import _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -23,38 +22,17 @@ from .util.scheduling_strategies import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_COMMON = {
-    "accelerator_type",
-    "enable_task_events",
-    "fallback_strategy",
-    "label_selector",
-    "memory",
-    "name",
-    "num_cpus",
-    "num_gpus",
-    "object_store_memory",
-    "placement_group",
-    "placement_group_bundle_index",
-    "placement_group_capture_child_tasks",
-    "resources",
-    "runtime_env",
-    "scheduling_strategy",
-    "_labels",
-    "_metadata",
-}
+_COMMON = set(
+    """accelerator_type enable_task_events fallback_strategy label_selector memory name num_cpus
+    num_gpus object_store_memory placement_group placement_group_bundle_index
+    placement_group_capture_child_tasks resources runtime_env scheduling_strategy _labels
+    _metadata""".split()  # noqa: SIM905
+)
 _TASK = _COMMON | {"max_calls", "max_retries", "num_returns", "retry_exceptions"}
-_ACTOR = _COMMON | {
-    "allow_out_of_order_execution",
-    "concurrency_groups",
-    "enable_tensor_transport",
-    "get_if_exists",
-    "lifetime",
-    "max_concurrency",
-    "max_pending_calls",
-    "max_restarts",
-    "max_task_retries",
-    "namespace",
-}
+_ACTOR = _COMMON | set(
+    """allow_out_of_order_execution concurrency_groups enable_tensor_transport get_if_exists
+    lifetime max_concurrency max_pending_calls max_restarts max_task_retries namespace""".split()  # noqa: SIM905
+)
 #: What of a runtime_env only tunes how Ray makes it.
 _IGNORED = ("config", "eager_install")
 _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
@@ -81,11 +59,7 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "name": (str, bool, "text, and not empty"),
     "namespace": (str, bool, "text, and not empty"),
     "lifetime": (object, ("detached", "non_detached").__contains__, "'detached' or 'non_detached'"),
-    "max_concurrency": (
-        object,
-        lambda n: type(n) is int and n >= 1,
-        "a whole number from 1 on",
-    ),
+    "max_concurrency": (object, lambda n: type(n) is int and n >= 1, "a whole number from 1 on"),
     "max_restarts": (int, lambda n: n >= -1, "a whole number, 0 or more, or -1 for ever"),
     "resources": (
         dict,
@@ -182,53 +156,42 @@ def devices_asked(options: Mapping[str, Any]) -> float:
 
 
 def create(
-    host: type, name: str, arg: Any, options: Mapping[str, Any], patience: float, **more: Any
+    host: type, name: str, args: Any, options: Mapping[str, Any], patience: float, **more: Any
 ) -> _service.Service:
     """The service that an actor or a task's worker is, where its options want it."""
-    *others, last = _places(options)
-    for place in others:  # of several, the first that has what it takes free
-        with contextlib.suppress(_errors.ResourceError):
-            config = _configured(options, gpus_timeout=0, **place)
-            return _service.create(host, name, (arg,), config=config, **more)
-    config = _configured(options, gpus_timeout=patience, **last)
-    return _service.create(host, name, (arg,), config=config, **more)
-
-
-def _places(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where it may run, as fields of a `WorkerConfig`."""
-    group, index = group_of(options)
-    gpus = devices_asked(options)
-    if group is None:
-        return [{"node": node_of(options), "gpus": gpus}]
-    bundles = group.reserved()
-    chosen = bundles if index < 0 else bundles[index : index + 1]
-    if not chosen:
-        raise ValueError(f"the placement group has {len(bundles)} bundles, and no bundle {index}")
-    if not gpus:
-        return [{"resource_manager": chosen[0].manager, "node": chosen[0].node_name}]
-    among: dict[int, dict[str, Any]] = {}
-    for bundle in chosen:
-        if bundle.count >= gpus:
-            place = {"resource_manager": bundle.manager, "gpus": gpus, "device_mapping": []}
-            among.setdefault(bundle.manager.id, place)["device_mapping"] += bundle.devices()
-    if not among:
-        raise ValueError(
-            f"num_gpus={gpus:g}: no bundle of the placement group has so many; they have "
-            f"{', '.join(str(bundle.count) for bundle in chosen)}"
-        )
-    return list(among.values())
-
-
-def _configured(options: Mapping[str, Any], **place: Any) -> WorkerConfig:
-    """What surrounds it."""
     fields = environment(options)
     if restarts := options.get("max_restarts") or 0:
         fields["on_failure"] = "restart_worker"
         fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
         fields["restart_window"] = 1e8
-    return WorkerConfig(
-        max_concurrency=options.get("max_concurrency"), grace=_GRACE, **fields, **place
-    )
+    fields |= {"max_concurrency": options.get("max_concurrency"), "grace": _GRACE}
+    config = WorkerConfig(gpus_timeout=patience, **fields, **_place(options))
+    return _service.create(host, name, args, config=config, **more)
+
+
+def _place(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Where it may run, as fields of a `WorkerConfig`."""
+    group, index = group_of(options)
+    gpus = devices_asked(options)
+    if group is None:
+        return {"node": node_of(options), "gpus": gpus}
+    bundles = group.reserved()
+    chosen = bundles if index < 0 else bundles[index : index + 1]
+    if not chosen:
+        raise ValueError(f"the placement group has {len(bundles)} bundles, and no bundle {index}")
+    if not gpus:
+        return {"resource_manager": chosen[0].manager, "node": chosen[0].node_name}
+    fit = [bundle for bundle in chosen if bundle.count >= gpus]
+    if not fit:
+        raise ValueError(
+            f"num_gpus={gpus:g}: no bundle of the placement group has so many; they have "
+            f"{', '.join(str(bundle.count) for bundle in chosen)}"
+        )
+    pools = {bundle.manager.id: bundle.manager for bundle in fit}
+    if len(pools) > 1:  # a bundle is then all of its pool
+        return {"resource_manager": list(pools.values()), "gpus": gpus}
+    devices = [device for bundle in fit for device in bundle.devices()]
+    return {"resource_manager": fit[0].manager, "gpus": gpus, "device_mapping": devices}
 
 
 def amounts(options: Mapping[str, Any], *, actor: bool) -> dict[str, float]:
@@ -260,11 +223,7 @@ class Remote:
         raise TypeError(f"{self!r} runs elsewhere: use {self.__muster_class__.__name__}.remote()")
 
     def __reduce__(self) -> Any:
-        return _again, (type(self), _host.locate(self.__muster_class__), self._options)
+        return type(self), (_modules.by_name(self.__muster_class__), self._options)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__muster_class__.__qualname__})"
-
-
-def _again(kind: type[Remote], found: Any, options: Mapping[str, Any]) -> Remote:
-    return kind(_host.resolve(found), options)

@@ -9,42 +9,24 @@ from typing import Any
 import muster
 
 from ... import _context
-from . import _nodes, _options, _state
-from .util.placement_group import forget as _forget_groups
+from . import _options, _state
+from .util.placement_group import _groups
 
 #: What only concerns processes of Ray's own.
-_RAYS_OWN = frozenset(
-    (
-        "configure_logging",
-        "dashboard_host",
-        "dashboard_port",
-        "enable_resource_isolation",
-        "include_dashboard",
-        "job_config",
-        "labels",
-        "logging_config",
-        "logging_format",
-        "logging_level",
-        "object_store_memory",
-        "system_reserved_cpu",
-        "system_reserved_memory",
-    )
-)
+_RAYS_OWN = """configure_logging dashboard_host dashboard_port enable_resource_isolation
+include_dashboard job_config labels logging_config logging_format logging_level
+object_store_memory system_reserved_cpu system_reserved_memory""".split()  # noqa: SIM905
 
 
 class ClientContext(dict[str, Any]):
     """What `init` returns: the addresses of the session; leaving its ``with`` ends it."""
 
+    dashboard_url = ""
+
     @property
     def address_info(self) -> dict[str, Any]:
         """The addresses."""
         return dict(self)
-
-    dashboard_url = ""
-
-    def disconnect(self) -> None:
-        """End the session."""
-        shutdown()
 
     def __enter__(self) -> ClientContext:
         return self
@@ -83,10 +65,9 @@ def init(
         raise RuntimeError(f"init() does not know {', '.join(strange)}")
     if local_mode:
         raise ValueError("local_mode is not there: actors and tasks are processes")
-    if namespace is not None and (not isinstance(namespace, str) or not namespace):
-        raise ValueError(f"namespace is {namespace!r}; it is text")
+    _state.namespace(namespace)  # refuses what is none
     environment = _options.environment({"runtime_env": runtime_env})
-    if (_Job.open and is_initialized()) or _is_worker():
+    if (_Job.open and is_initialized()) or _context.in_worker():
         if ignore_reinit_error:
             return _context_of()
         raise RuntimeError(
@@ -108,30 +89,22 @@ def init(
 def _start(address: str | None, num_gpus: int | None, logs: bool) -> None:
     if _context.session() is not None:
         return
-    if address in (None, "auto", "local"):
-        muster.init(log_to_stderr=logs)
-    elif os.sep in address:
-        muster.init(address=address, log_to_stderr=logs)
-    else:
-        muster.init(address=address, backend="ray", log_to_stderr=logs)
-    if num_gpus and _nodes.count_devices() < num_gpus:
+    where = None if address in ("auto", "local") else address
+    backend = "ray" if where and os.sep not in where else None
+    muster.init(address=where, backend=backend, log_to_stderr=logs)
+    if num_gpus and sum(len(node["devices"]) for node in muster.nodes()) < num_gpus:
         muster.shutdown()
         muster.init(virtual=f"1x{num_gpus}", log_to_stderr=logs)
 
 
-def _is_worker() -> bool:
-    return _context._process.worker is not None
-
-
 def _context_of() -> ClientContext:
-    session = _context.session()
-    address = "" if session is None else str(session.welcome.get("address", ""))
-    return ClientContext(address=address, node_ip_address=_nodes.first_address())
+    here = muster.nodes()[0]["address"]
+    return ClientContext(address=_context.address(), node_ip_address=here)
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
     """End everything that the script made. It may be called again."""
-    if _is_worker():
+    if _context.in_worker():
         return  # the session is the script's
     if _Job.open:
         _Job.open = False
@@ -140,10 +113,10 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-    _forget_groups()
+    _groups.clear()
     muster.shutdown()
 
 
 def is_initialized() -> bool:
     """Whether there is a session: always in workers."""
-    return _is_worker() or _context.session() is not None
+    return _context.in_worker() or _context.session() is not None

@@ -27,7 +27,6 @@ class Actor:
     name: str = ""
     namespace: str = ""
     resources: dict[str, float] = field(default_factory=dict)
-    group: str = ""  # the placement group, if any
 
 
 class _Process:
@@ -44,9 +43,13 @@ def actor() -> Actor:
     return _Process.actor
 
 
-def namespace() -> str:
-    """Where names are looked for by default."""
-    return os.environ.get(NAMESPACE) or _DEFAULT_NAMESPACE
+def namespace(given: str | None = None) -> str:
+    """A namespace that was given, or the job's, where names are looked for by default."""
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"namespace is {given!r}; it is text")
+    if given == "":
+        raise ValueError('"" is not a namespace')
+    return given or os.environ.get(NAMESPACE) or _DEFAULT_NAMESPACE
 
 
 def runtime_env() -> dict[str, Any]:

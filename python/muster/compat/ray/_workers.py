@@ -7,15 +7,13 @@ module's refs a call of a cluster takes as arguments.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ... import _context, _errors, get_cluster
+from ... import _context, _errors, get_worker
 from ..._calling import ONE_RANK
 from ..._handles import WorkerHandle
-from ..._refs import Ref
-from . import _refs, _state, _values
+from . import _refs, _state
 from ._refs import ObjectRef
 
 #: Methods that every actor has, as workers of `compat.roll` have them.
@@ -62,18 +60,11 @@ def identity(worker: str) -> str:
 
 def named(name: str) -> Worker | None:
     """The living worker of that name, as ``actor_train-0-G0``."""
-    found = re.fullmatch(r"(.+)-(\d+)(?:-G\d+)?", name)
-    if found is None:
-        return None
     try:
-        cluster = get_cluster(found[1])
+        found = get_worker(name)
     except _errors.NotFoundError:
         return None
-    rank = int(found[2])
-    workers = cluster._info()["workers"]
-    if rank >= len(workers) or workers[rank]["name"] != name or workers[rank]["state"] == "dead":
-        return None
-    return Worker(cluster, rank)
+    return Worker(found._cluster, found.rank)
 
 
 def names() -> list[str]:
@@ -88,17 +79,6 @@ def names() -> list[str]:
     ]
 
 
-def kill(worker: WorkerHandle, no_restart: bool) -> None:
-    """End one worker; the others of its cluster go on."""
-    group = worker._cluster._group()
-    asked = {"number": group.number, "name": group.name, "ranks": [worker.rank]}
-    asked |= {"why": "ray.kill()", "final": no_restart}
-    try:
-        group.connection.request("cluster.kill", asked)
-    except _errors.NotFoundError:
-        pass  # its cluster has ended, and it with that
-
-
 # --- refs as arguments -----------------------------------------------------------------
 
 #: Positional arguments, and those by name.
@@ -107,21 +87,7 @@ Arguments = tuple[Any, Any]
 
 def meant(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """The arguments, where one is an ObjectRef: as a call of a cluster takes it."""
-    return [_meant(arg) for arg in args], {name: _meant(arg) for name, arg in kwargs.items()}
-
-
-def _meant(arg: Any) -> Any:
-    if isinstance(arg, Ref) or not isinstance(arg, ObjectRef):
-        return arg
-    if arg._sent:  # its value lies with the keeper
-        return _refs.get(arg)
-    found = _refs.passed(arg)
-    return Opened(found) if isinstance(found, _values.Kept) else _values.unboxed(found)
-
-
-def opened(arg: Any) -> Any:
-    """What `meant` made of a value that was put, as that value."""
-    return arg.box.open() if isinstance(arg, Opened) else arg
+    return [*map(_refs.passed, args)], {name: _refs.passed(arg) for name, arg in kwargs.items()}
 
 
 def values(arg: Any) -> Any:
@@ -129,13 +95,3 @@ def values(arg: Any) -> Any:
     if not any(isinstance(one, ObjectRef) for one in arg):
         return arg
     return [_refs.get(one) if isinstance(one, ObjectRef) else one for one in arg]
-
-
-class Opened:
-    """A value that was put, on its way: large parts by reference, and open when it arrives."""
-
-    def __init__(self, box: _values.Kept) -> None:
-        self.box = box
-
-    def __reduce__(self) -> Any:
-        return _values.unboxed, (self.box,)

@@ -7,24 +7,25 @@ and what is known of the class; it can be sent to others.
 from __future__ import annotations
 
 import inspect
-import weakref
 from abc import ABCMeta
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from ... import WorkerHandle, _context, _errors, _service
-from ..._methods import Method, method_of
-from ..._refs import Ref
+from ... import WorkerHandle, _errors, _modules, _service
+from ..._methods import method_of
+from ..._refs import parts_of
 from . import _host, _names, _options, _state, _workers
 from ._private.async_compat import has_async_methods
-from ._refs import ObjectRef, failed, namespace_of, passed
-from .exceptions import ActorAlreadyExistsError, ActorDiedError, RayActorError, translate
+from ._refs import ObjectRef, failed, passed
+from .exceptions import (
+    ActorAlreadyExistsError,
+    ActorDiedError,
+    RayActorError,
+    as_task_error,
+    translate,
+)
 from .util.placement_group import PATIENCE
-
-#: Methods that every actor has.
-_SPECIAL = ("__ray_ready__", "__ray_call__", "__ray_terminate__")
-_AS_LONG_AS_IT_TAKES = 1e9  # seconds
 
 
 def method(*args: Any, **options: Any) -> Any:
@@ -43,27 +44,13 @@ def method(*args: Any, **options: Any) -> Any:
     return mark
 
 
-class _Methods:
-    """The methods of an actor's class: how many values each returns, what it takes."""
-
-    def __init__(self, cls: type) -> None:
-        self._known: dict[str, Method] = {}
-        self._cls: type | None = cls
-        self.returns: dict[str, int] = {
-            name: getattr(function, "__ray_method__", {}).get("num_returns") or 1
-            for name, function in inspect.getmembers(cls, callable)
-            if not name.startswith("__") or name in ("__init__", "__call__")
-        }
-
-    def check(self, name: str, args: Any, kwargs: Any) -> None:
-        """Refuse arguments that a method does not take; where its class is not known, nothing."""
-        if self._cls is not None and name in self.returns:
-            if name not in self._known:
-                self._known[name] = method_of(self._cls, name)
-            self._known[name].check(args, kwargs)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"returns": self.returns, "_cls": None, "_known": {}}  # handles are sent often
+def _methods_of(cls: type) -> dict[str, int]:
+    """The methods of an actor's class, and how many values each returns."""
+    return {
+        name: getattr(function, "__ray_method__", {}).get("num_returns") or 1
+        for name, function in inspect.getmembers(cls, callable)
+        if not name.startswith("__") or name in ("__init__", "__call__")
+    }
 
 
 class ActorClass(_options.Remote):
@@ -77,40 +64,35 @@ class ActorClass(_options.Remote):
         super().__init__(cls, options)
         self.__ray_actor_class__ = cls
         self.__ray_metadata__ = SimpleNamespace(modified_class=cls, class_name=cls.__name__)
-        self._methods = _Methods(cls)
+        self._methods = _methods_of(cls)
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor. It returns when its process runs; the constructor runs there."""
         options, cls = self._options, self.__muster_class__
-        self._methods.check("__init__", args, kwargs)
-        namespace = namespace_of(options.get("namespace"))
+        method_of(cls, "__init__").check(args, kwargs)
+        namespace = _state.namespace(options.get("namespace"))
         name = options.get("name") or ""
         service = _names.service_name(namespace, name) if name else _names.nameless(self.__name__)
-        group, _ = _options.group_of(options)
         actor = _state.Actor(
             ident=_state.identity(service, 32),
             name=name,
             namespace=namespace,
             resources=_options.amounts(options, actor=True),
-            group="" if group is None else group.id,
         )
         host = _host.AsyncHost if has_async_methods(cls) else _host.Host
-        spec = _host.Spec(_host.locate(cls), args, kwargs, actor)
+        given = (actor, _modules.located(cls), args, kwargs)
         reuse = bool(options.get("get_if_exists"))
         try:
-            made = _options.create(host, service, spec, options, PATIENCE, get_or_create=reuse)
-        except ValueError as error:
-            if name and "living service" in str(error):
-                raise ActorAlreadyExistsError(
-                    f"there is a living actor {name!r} in namespace {namespace!r} already: use "
-                    "another name, kill() it, or take it with get_if_exists=True"
-                ) from None
-            raise
-        handle = ActorHandle(made, self._methods, self.__name__)
+            made = _options.create(host, service, given, options, PATIENCE, get_or_create=reuse)
+        except _errors.NameTakenError:
+            raise ActorAlreadyExistsError(
+                f"there is a living actor {name!r} in namespace {namespace!r} already: use "
+                "another name, kill() it, or take it with get_if_exists=True"
+            ) from None
         if not name and options.get("lifetime") != "detached":
-            handle._own()
-        handle._hold(made.construct.remote())
-        return handle
+            made.end_with_handle()
+        made.construct.remote()
+        return ActorHandle(made, self._methods, self.__name__, cls)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "__muster_class__" not in self.__dict__:
@@ -145,23 +127,17 @@ class ActorMethod:
 class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of workers)
     """A living actor: ``handle.method.remote(...)`` calls it and returns a ref."""
 
-    def __init__(self, service: Any, methods: _Methods | None, class_name: str = "") -> None:
+    def __init__(
+        self,
+        service: Any,
+        methods: Mapping[str, int] | None,  # None: nobody knows them
+        class_name: str = "",
+        cls: type | None = None,  # where it is at hand
+    ) -> None:
         self._service = service
         self._methods = methods
         self._class_name = class_name
-        self._ending: Any = None
-
-    def _own(self) -> None:
-        """Have the actor end with this handle, once the calls that it has got are answered."""
-        calls = self._service._cluster._group()
-        self._ending = weakref.finalize(self, _let_go, calls.connection, calls.number)
-        self._ending.atexit = False  # all actors end with the script
-
-    def _hold(self, call: Ref) -> None:
-        """Keep this handle until a call is answered."""
-        if self._ending is not None:
-            held = [self]
-            call.watch(held.clear)
+        self._class = cls
 
     @property
     def _actor_id(self) -> ActorID:
@@ -171,9 +147,12 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
 
     def _start(self, name: str, args: Any, kwargs: Any, returns: int = 1) -> Any:
         ident = self._actor_id.hex()
-        if self._methods is not None and name not in _SPECIAL:
-            self._methods.check(name, args, kwargs)
-        values = [passed(value) for value in (*args, *kwargs.values())]
+        if self._class is not None and name not in _host.SPECIAL:
+            method_of(self._class, name).check(args, kwargs)
+        try:
+            values = [passed(value) for value in (*args, *kwargs.values())]
+        except Exception as error:
+            return spread(failed(as_task_error(name, error), ident), returns)
         try:
             call = self._service.run.remote(name, tuple(kwargs), *values)
         except _errors.MusterError as error:
@@ -181,18 +160,17 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
             if not isinstance(refused, RayActorError):
                 raise refused from None
             return spread(failed(refused, ident), returns)
-        self._hold(call)
         return spread(ObjectRef(call, actor=ident), returns)
 
     def __getattr__(self, name: str) -> ActorMethod:
         methods = self.__dict__.get("_methods")
-        if name in _SPECIAL:
+        if name in _host.SPECIAL:
             return ActorMethod(self, name, 1)
         if methods is None and name.startswith("_"):
             raise AttributeError(f"an actor's handle has no attribute {name!r}")
-        if methods is not None and name not in methods.returns:
+        if methods is not None and name not in methods:
             raise AttributeError(f"{self._class_name} has no method {name!r}")
-        return ActorMethod(self, name, 1 if methods is None else methods.returns[name])
+        return ActorMethod(self, name, 1 if methods is None else methods[name])
 
     def __eq__(self, other: object) -> bool:
         return type(other) is ActorHandle and self._service == other._service
@@ -201,8 +179,6 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
         return hash(self._service)
 
     def __reduce__(self) -> Any:
-        if self._ending is not None:
-            self._ending.detach()  # who has the other handle, nobody counts
         return ActorHandle, (self._service, self._methods, self._class_name)
 
     def __repr__(self) -> str:
@@ -210,11 +186,6 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
 
 
 ActorHandle.register(WorkerHandle)  # for isinstance: workers of clusters are actors, too
-
-
-def _let_go(connection: Any, number: int) -> None:
-    # Called by the garbage collector, maybe in the middle of a send.
-    connection.later("cluster.stop", _context.stopping(number, _AS_LONG_AS_IT_TAKES))
 
 
 class ActorID(str):
@@ -226,10 +197,6 @@ class ActorID(str):
         """The id, as text."""
         return str(self)
 
-    def binary(self) -> bytes:
-        """The id."""
-        return bytes.fromhex(self)
-
 
 def spread(ref: ObjectRef, returns: int) -> Any:
     """One ref, or one for each of the values that a call returns together."""
@@ -239,16 +206,14 @@ def spread(ref: ObjectRef, returns: int) -> Any:
         raise ValueError(f"num_returns is {returns!r}; Muster takes a whole number")
     if not returns:
         return None
-    return [
-        ObjectRef(ref._ref, box=ref._box, actor=ref._actor, index=index) for index in range(returns)
-    ]
+    return [ObjectRef(part, ref._actor) for part in parts_of(ref._ref, returns)]
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
     """The living actor of that name; or the worker of a cluster, which is in ROLL's namespace."""
     if not name:
         raise ValueError("get_actor() takes the name of an actor")
-    where = namespace_of(namespace)
+    where = _state.namespace(namespace)
     try:
         return ActorHandle(_service.get_service(_names.service_name(where, name)), None)
     except _errors.NotFoundError:
@@ -268,16 +233,13 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
     With ``no_restart=False`` that is as if it had crashed: one with ``max_restarts`` left
     is made again, and takes later calls.
     """
-    if isinstance(actor, WorkerHandle):
-        _workers.kill(actor, no_restart)
-        return
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"kill() takes an actor's handle, not a {type(actor).__name__}")
-    if no_restart:
-        actor._service.shutdown()
-        return
-    calls = actor._service._cluster._group()
-    calls.connection.request("cluster.kill", {"number": calls.number, "name": calls.name})
+    worker: Any = actor._service if type(actor) is ActorHandle else actor
+    if no_restart and worker is not actor:
+        worker.shutdown()
+    else:
+        worker.kill_process(final=no_restart, why="ray.kill()")
 
 
 def exit_actor() -> None:

@@ -6,9 +6,9 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
-from ... import _context, _service
+from ... import _context, _service, _worker
 from ..._runtime.current import current_call
-from . import _names, _nodes, _state, _workers
+from . import _nodes, _state, _workers
 
 SCRIPT_MODE, WORKER_MODE = 0, 1
 #: What tells a process which devices of a kind it may use.
@@ -21,7 +21,7 @@ class RuntimeContext:
     @property
     def worker(self) -> Any:
         """``mode`` tells a script from a worker."""
-        mode = SCRIPT_MODE if _context._process.worker is None else WORKER_MODE
+        mode = WORKER_MODE if _context.in_worker() else SCRIPT_MODE
         return SimpleNamespace(mode=mode, worker_id=self.get_worker_id())
 
     @property
@@ -32,11 +32,7 @@ class RuntimeContext:
     @property
     def gcs_address(self) -> str:
         """The address of what holds the session together: the head's."""
-        session = _context.session()
-        if session is not None:
-            return str(session.welcome.get("address", ""))
-        worker = _context._process.worker
-        return "" if worker is None else worker.address
+        return _context.address()
 
     def get_job_id(self) -> str:
         """The session's id."""
@@ -76,15 +72,12 @@ class RuntimeContext:
         """A handle of the actor that this runs in."""
         from .actor import ActorHandle
 
-        actor = _state.actor()
-        if not actor.ident:
+        me = _worker._identity
+        if not _state.actor().ident or me is None:
             raise RuntimeError("this runs in no actor")
-        if (worker := _workers.named(actor.name)) is not None:
+        if (worker := _workers.named(me.worker_name)) is not None:
             return worker
-        name = os.environ.get("CLUSTER_NAME", "")
-        if actor.name:
-            name = _names.service_name(actor.namespace, actor.name)
-        return ActorHandle(_service.get_service(name), None)
+        return ActorHandle(_service.get_service(me.cluster_name), None)
 
     def get_assigned_resources(self) -> dict[str, float]:
         """What this actor or task has taken."""
@@ -97,10 +90,6 @@ class RuntimeContext:
             key: [str(number) for number in _visible(variable)] if taken.get(key) else []
             for key, variable in _VARIABLES.items()
         }
-
-    def get_placement_group_id(self) -> str | None:
-        """The placement group that this actor is in, if any."""
-        return _state.actor().group or None
 
 
 _context_of_process = RuntimeContext()

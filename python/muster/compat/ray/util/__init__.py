@@ -5,8 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from .... import _service
-from . import placement_group as _groups
 from . import scheduling_strategies
+from .placement_group import (
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 __all__ = [
     "get_current_placement_group",
@@ -18,11 +24,6 @@ __all__ = [
     "remove_placement_group",
     "scheduling_strategies",
 ]
-
-get_current_placement_group = _groups.get_current_placement_group
-get_placement_group = _groups.get_placement_group
-placement_group_table = _groups.placement_group_table
-remove_placement_group = _groups.remove_placement_group
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:
@@ -44,7 +45,3 @@ def get_node_ip_address(address: str = "") -> str:
     from .._nodes import here
 
     return str(here()["address"])
-
-
-# Last: a function of the same name as the module that it is in, as Ray has it.
-placement_group = _groups.placement_group

@@ -6,10 +6,11 @@ A group can be sent to others, who use the same pools; it is its maker's to remo
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .... import ResourceManager, _errors
+from .... import ResourceManager, _errors, _sharing
 
 if TYPE_CHECKING:
     from .._refs import ObjectRef
@@ -20,50 +21,33 @@ PATIENCE = 30.0
 _AT_ONCE = 0.01
 _DEVICES = ("GPU", "NPU")
 
-_groups: dict[str, PlacementGroup]
-
 
 class PlacementGroup:
     """Bundles of resources that are reserved together."""
 
     def __init__(self, bundles: list[dict[str, float]], strategy: str, name: str) -> None:
-        self._id = uuid.uuid4().hex[:36]
-        self._bundles = bundles
+        self.id = uuid.uuid4().hex[:36]
+        self.bundle_specs = bundles
         self._strategy = strategy
         self._name = name
         self._reserved: list[Bundle] = []
         self._removed = False
 
     @property
-    def id(self) -> str:
-        """The group's id."""
-        return self._id
-
-    @property
-    def bundle_specs(self) -> list[dict[str, float]]:
-        """What each bundle has."""
-        return [dict(bundle) for bundle in self._bundles]
-
-    @property
     def bundle_count(self) -> int:
         """How many bundles there are."""
-        return len(self._bundles)
-
-    @property
-    def is_empty(self) -> bool:
-        """False: there is no group of nothing."""
-        return False
+        return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef:
         """A ref of this group as soon as all of it is reserved; an error if it cannot be."""
-        from .._refs import failed, settled
+        from .._refs import ObjectRef, failed
         from ..exceptions import translate
 
         try:
             self._reserve(PATIENCE)
         except _errors.MusterError as error:
             return failed(translate(error))
-        return settled(self)
+        return ObjectRef(_sharing.settled(self))
 
     def wait(self, timeout_seconds: float = PATIENCE) -> bool:
         """Whether all of it is reserved within so many seconds."""
@@ -80,16 +64,11 @@ class PlacementGroup:
 
     def _reserve(self, timeout: float) -> None:
         if self._removed:
-            raise _errors.ReleasedError(f"the placement group {self._name or self._id} was removed")
-        if self._reserved:
-            return
-        made: list[ResourceManager] = []
-        try:
-            self._reserved = _reserve(self._bundles, self._strategy, timeout, made)
-        except BaseException:
-            for manager in made:
-                manager.destroy_placement_group()
-            raise
+            raise _errors.ReleasedError(f"the placement group {self._name or self.id} was removed")
+        if not self._reserved:
+            with ExitStack() as pools:  # all of them or none
+                self._reserved = _reserve(self.bundle_specs, self._strategy, timeout, pools)
+                pools.pop_all()
 
     def _remove(self) -> None:
         self._removed = True
@@ -97,22 +76,18 @@ class PlacementGroup:
         for manager in {bundle.manager.id: bundle.manager for bundle in reserved}.values():
             manager.destroy_placement_group()
 
-    def _state(self) -> str:
-        if self._removed:
-            return "REMOVED"
-        return "CREATED" if self._reserved else "PENDING"
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlacementGroup) and self._id == other._id
+        return isinstance(other, PlacementGroup) and self.id == other.id
 
     def __hash__(self) -> int:
-        return hash(self._id)
+        return hash(self.id)
 
     def __repr__(self) -> str:
-        return f"PlacementGroup({self._name or self._id})"
+        return f"PlacementGroup({self._name or self.id})"
 
 
-_groups = {}
+#: Those of this process.
+_groups: dict[str, PlacementGroup] = {}
 
 
 @dataclass(frozen=True)
@@ -136,19 +111,16 @@ class Bundle:
 
 
 def _reserve(
-    bundles: list[dict[str, float]], strategy: str, timeout: float, made: list[ResourceManager]
+    bundles: list[dict[str, float]], strategy: str, timeout: float, pools: ExitStack
 ) -> list[Bundle]:
-    """Reserve pools, noted as they are made: one for bundles that are alike, or share a node;
-    else one each."""
+    """Reserve pools: one for bundles that are alike, or share a node; else one each."""
 
     def pool(number: int, gpus: int, cpus: float, strategy: str | None = None) -> ResourceManager:
-        patience = max(timeout, _AT_ONCE)
-        made.append(
-            ResourceManager(
-                gpus, number, timeout=patience, strategy=strategy, cpus_per_node=cpus, wait=True
-            )
+        most = max(timeout, _AT_ONCE)
+        made = ResourceManager(
+            gpus, number, timeout=most, strategy=strategy, cpus_per_node=cpus, wait=True
         )
-        return made[-1]
+        return pools.enter_context(made)
 
     gpus = [int(sum(bundle.get(key, 0) for key in _DEVICES)) for bundle in bundles]
     cpus = [float(bundle.get("CPU", 0)) for bundle in bundles]
@@ -223,18 +195,13 @@ def _row(group: PlacementGroup) -> dict[str, Any]:
     return {
         "placement_group_id": group.id,
         "name": group._name,
-        "bundles": dict(enumerate(group.bundle_specs)),
+        "bundles": dict(enumerate(map(dict, group.bundle_specs))),
         "bundles_to_node_id": places,
         "strategy": group._strategy,
-        "state": group._state(),
+        "state": "REMOVED" if group._removed else "CREATED" if group._reserved else "PENDING",
     }
 
 
 def get_current_placement_group() -> PlacementGroup | None:
     """None: children are placed where they ask to be."""
     return None
-
-
-def forget() -> None:
-    """The session is over."""
-    _groups.clear()

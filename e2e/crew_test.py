@@ -1,0 +1,137 @@
+"""Crews, services that end with their handle, and workers that are killed by one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import muster
+import parts
+import sharers
+from muster import Crew, WorkerConfig
+from roles import Order
+from running import cluster, eventually, pool, session
+
+
+@pytest.fixture(scope="module", autouse=True)
+def head() -> Iterator[None]:
+    with session("1x2"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    yield
+    assert [name for name in muster.list_services() if name.startswith("task-")] == []
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew(most=2)
+    yield made
+    made.shutdown()
+
+
+@pytest.fixture
+def gate() -> Iterator[Any]:
+    made = muster.service(sharers.Slow, "gate")
+    yield made
+    made.shutdown()
+
+
+def test_functions_of_all_kinds(crew: Crew) -> None:
+    offset = 3
+    refs = [crew.run(sharers.square, i, plus=1) for i in range(5)]
+    assert muster.get(refs) == [1, 2, 5, 10, 17]
+    assert muster.get(crew.run(lambda x: x + offset, 4)) == 7
+    assert muster.get(crew.run(sharers.slowly, 9)) == 9
+    assert muster.get(crew.run(sharers.square, crew.run(sharers.square, 2))) == 16
+    with pytest.raises(ZeroDivisionError):
+        muster.get(crew.run(sharers.broken))
+
+
+def test_as_many_as_there_is_to_do(crew: Crew, gate: Any) -> None:
+    one = muster.get(crew.run(sharers.where))
+    assert muster.get(crew.run(sharers.where)) == one
+    busy = [crew.run(sharers.where, gate) for _ in range(5)]
+    assert not any(ref.done() for ref in busy)
+    assert len([name for name in muster.list_services() if name.startswith("task-where")]) == 2
+    gate.let()
+    assert len(set(muster.get(busy))) == 2
+    with pytest.raises(ValueError, match="one member at least"):
+        Crew(most=0)
+
+
+def test_one_that_dies_is_replaced(crew: Crew) -> None:
+    with pytest.raises(muster.WorkerDiedError):
+        muster.get(crew.run(sharers.crash))
+    assert muster.get(crew.run(sharers.square, 3)) == 9
+
+
+def test_one_that_is_cancelled_goes_on(crew: Crew) -> None:
+    pid, _ = muster.get(crew.run(sharers.where))
+    ref = crew.run(sharers.spin)
+    assert muster.wait([ref], timeout=0.3) == ([], [ref])
+    ref.cancel()
+    with pytest.raises(muster.CallCancelledError):
+        muster.get(ref)
+    assert muster.get(crew.run(sharers.where))[0] == pid
+
+
+def test_gpus_are_given_back(gate: Any) -> None:
+    crew = Crew(WorkerConfig(gpus=1))
+    busy = [crew.run(sharers.where, gate) for _ in range(4)]
+    assert [node["free"] for node in muster.nodes()] == [0]
+    gate.let()
+    assert {visible for _, visible in muster.get(busy)} == {"0", "1"}
+    assert eventually(lambda: muster.nodes()[0]["free"] == 2)
+
+
+def test_a_service_ends_with_its_handle(gate: Any) -> None:
+    def there() -> bool:
+        gc.collect()
+        return "held" in muster.list_services()
+
+    held = muster.service(sharers.Slow, "held", 1).end_with_handle()
+    ref = held.add.remote(1)
+    del held
+    assert there()  # it has a call to answer
+    muster.get_service("held").let()
+    assert muster.get(ref) == 2
+    del ref
+    assert eventually(lambda: not there())
+    sent = muster.service(sharers.Slow, "held", 1).end_with_handle()
+    gate.let()
+    muster.get(gate.awaited.remote([muster.put([sent])]))
+    del sent
+    assert there() and there()
+    muster.get_service("held").shutdown()
+
+
+def test_a_process_that_is_killed() -> None:
+    config = {"on_failure": "restart_worker"}
+    with pool() as rm, cluster(Order, rm, name="order", world_size=2, **config) as made:
+        pid = made.workers[1].pid
+        made.workers[1].kill_process()
+        assert made.workers[1].note(1) == 1
+        assert made.workers[1].pid != pid
+        assert muster.get_worker("order-1") == made.workers[1]
+        made.workers[1].kill_process(final=True, why="the test")
+        with pytest.raises(muster.WorkerDiedError, match="the test, by the script"):
+            made.workers[1].note(2)
+        assert made.workers[0].note(3) == 3
+        assert muster.get_worker("order-0").note(4) == 4
+        for name in ("order-1", "order-2", "order", "other-0"):
+            with pytest.raises(LookupError, match="no living worker"):
+                muster.get_worker(name)
+    made.workers[0].kill_process()  # all of it has ended
+
+
+def test_a_name_that_is_taken() -> None:
+    svc = muster.service(parts.Counter, "taken")
+    with pytest.raises(muster.NameTakenError):
+        muster.service(parts.Counter, "taken", get_or_create=False)
+    svc.shutdown()

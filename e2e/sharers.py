@@ -1,0 +1,113 @@
+"""What `shared_refs_test.py` calls: workers and services that are given refs inside values."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+import muster
+from muster import Dispatch, Worker, register
+
+
+class Taker(Worker):
+    """Workers that get refs, and give some."""
+
+    def kinds(self, *given: Any) -> list[str]:
+        return [type(one).__name__ for one in given]
+
+    def total(self, refs: list[Any]) -> Any:
+        return sum(muster.get(refs))
+
+    def first(self, refs: list[Any], count: int) -> tuple[int, int]:
+        done, pending = muster.wait(refs, count)
+        return len(done), len(pending)
+
+    def mean(self, value: Any) -> float:
+        return float(value.mean())
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("by design")
+
+    def died_of(self, refs: list[Any]) -> str:
+        try:
+            muster.get(refs[0])
+        except Exception as error:
+            return f"{type(error).__name__} {isinstance(error, ZeroDivisionError)}"
+        return ""
+
+    def calls(self, other: Any, x: int) -> dict[str, Any]:
+        return {"mine": [other.add.remote(x)], "put": muster.put({"x": x})}
+
+    def same(self, refs: list[Any]) -> bool:
+        return refs[0] is refs[1]
+
+    def writes(self, array: Any) -> float:
+        array[:] = 1
+        return float(array.sum())
+
+    @register(Dispatch.DP_MP_COMPUTE)
+    def rows(self, rows: list[int]) -> list[tuple[int, int]]:
+        return [(self.rank, row) for row in rows]
+
+
+class Slow:
+    """A service whose answers come when it is told."""
+
+    def __init__(self, base: Any = 0) -> None:
+        self.base = base
+        self.open = asyncio.Event()
+
+    async def add(self, x: int) -> int:
+        await self.open.wait()
+        return int(self.base["x"] if isinstance(self.base, dict) else self.base) + x
+
+    async def let(self) -> None:
+        self.open.set()
+
+    async def fail(self) -> None:
+        await self.open.wait()
+        raise ZeroDivisionError("later")
+
+    async def leave(self) -> None:
+        os._exit(3)
+
+    async def awaited(self, refs: list[Any]) -> list[Any]:
+        return list(await asyncio.gather(*refs))
+
+
+class Maker:
+    """A service that hands out what is under way."""
+
+    def calls(self, other: Any, x: int) -> list[Any]:
+        return [other.add.remote(x)]
+
+
+def square(x: int, *, plus: int = 0) -> int:
+    return x * x + plus
+
+
+async def slowly(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+def where(gate: Any = None) -> tuple[int, str]:
+    if gate is not None:
+        gate.add(0)
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def crash() -> None:
+    os._exit(4)
+
+
+def broken() -> None:
+    raise ZeroDivisionError("by design")
+
+
+def spin() -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -1,0 +1,176 @@
+"""`Crew`: functions run in processes that are made as they are needed.
+
+Each member is a service that runs one function at a time. Owns which members there are in
+this process, and who has least to do; where they run is the head's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from . import _context, _errors, _modules, _pickling
+from ._config import WorkerConfig, as_worker_config
+from ._refs import Ref
+from ._service import Service, create
+
+#: Seconds that the first member waits for GPUs that others have.
+_PATIENCE = 30.0
+_GONE = (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)
+
+
+class Runner:
+    """What a member's process has: it runs what it is given."""
+
+    def run(self, found: bytes, keys: Sequence[str], /, *values: Any) -> Any:
+        """Run a function; the last of the values are keyword arguments. A coroutine is awaited."""
+        result = called(_pickling.loads(found), keys, values)
+        return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
+
+
+def called(function: Callable[..., Any], keys: Sequence[str], values: Sequence[Any]) -> Any:
+    """Call a function with values, of which the last are those of the keys."""
+    first = len(values) - len(keys)
+    return function(*values[:first], **dict(zip(keys, values[first:], strict=True)))
+
+
+async def _awaited(thing: Any) -> Any:
+    return await thing
+
+
+class Crew:
+    """Runs functions elsewhere: ``crew.run(function, *args, **kwargs)`` returns a `Ref`.
+
+    A function goes to a member that has nothing to do. Where all are busy a new one is made, up
+    to ``most`` (as many as the machine has cores, and 16 at least); then to the one with least
+    to do. ``config`` is what surrounds a member; with ``gpus``, of which each has its own, one
+    that has nothing to do ends, as others may want them. A member that dies takes its functions
+    with it and is replaced. The crew is this process's own; it ends with `shutdown`, or with the
+    script.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig | Mapping[str, Any] | None = None,
+        *,
+        most: int | None = None,
+        make: Callable[[str, float], Service] | None = None,
+    ) -> None:
+        self._config = WorkerConfig() if config is None else as_worker_config(config)
+        self._most = max(16, os.cpu_count() or 1) if most is None else most
+        if self._most < 1:
+            raise ValueError(f"most is {most}; a crew has one member at least")
+        patience = self._config.gpus_timeout
+        self._patience = _PATIENCE if patience is None else patience
+        self._make = make or self._made  # by a name, and the patience for GPUs
+        self._members: list[_Member] = []
+        self._lock = threading.Lock()
+
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ref:
+        """Have a function run; a ref of what it returns."""
+        given = (_modules.located(function), tuple(kwargs), *args, *kwargs.values())
+        with self._lock:
+            member = self._choose(function.__name__)
+            try:
+                return member.start(given)
+            except _GONE:
+                self._members.remove(member)
+                return self._choose(function.__name__).start(given)
+
+    def shutdown(self) -> None:
+        """End all members, also inside a function. It may be used again."""
+        with self._lock:
+            members, self._members = self._members, []
+        for member in members:
+            member.service.shutdown()
+
+    def _choose(self, name: str) -> _Member:
+        """A member with nothing to do, else a new one; where none can be had, the one that has
+        least to do. The function is counted."""
+        _context.connection("a crew").poll()  # what they have done since
+        for member in [member for member in self._members if not member.look()]:
+            self._members.remove(member)
+            member.service.shutdown()
+        least = min(self._members, key=lambda member: member.load, default=None)
+        if least is None or (least.load and len(self._members) < self._most):
+            label = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)[:60]
+            label = f"task-{label}.{uuid.uuid4().hex[:12]}"
+            try:
+                made = self._make(label, self._patience if least is None else 0)
+            except _errors.ResourceError:
+                if least is None:
+                    raise
+                # Those who have the GPUs do one after the other.
+            else:
+                least = _Member(made, bool(self._config.gpus))
+                self._members.append(least)
+        return least if least.take() else self._choose(name)
+
+    def _made(self, name: str, patience: float) -> Service:
+        return create(Runner, name, config=replace(self._config, gpus_timeout=patience))
+
+
+class _Member:
+    """A member, and how much it has to do."""
+
+    def __init__(self, service: Service, passing: bool) -> None:
+        self.service = service
+        self.load = 0
+        self._alive = True
+        self._passing = passing  # it ends when it has nothing to do
+        self._failed: list[Ref] = []
+        self._lock = threading.Lock()  # held for no longer than it takes to count
+
+    def take(self) -> bool:
+        """Count one more; False where it cannot run any more."""
+        with self._lock:
+            self.load += self._alive
+            return self._alive
+
+    def start(self, given: tuple[Any, ...]) -> Ref:
+        """Begin what was counted."""
+        call = self.service.run.remote(*given)
+        pending = [call]
+        call.watch(lambda: self._done(pending))
+        return call
+
+    def _done(self, pending: list[Ref]) -> None:
+        with self._lock:
+            if not pending:
+                return  # it was told twice
+            call = pending.pop()
+            if call.failed():
+                self._failed.append(call)
+            self.load -= 1
+            if self.load or not self._passing or not self._alive:
+                return
+            self._alive = False
+        threading.Thread(target=self.service.shutdown, daemon=True).start()
+
+    def look(self) -> bool:
+        """Whether it lives, by what has become of what it did."""
+        while self._failed:
+            try:
+                self._failed.pop()._result()
+            except _GONE:
+                self._alive = False
+            except _errors.CallCancelledError as error:
+                clear(error)
+            except Exception:
+                pass  # the function's own
+        return self._alive
+
+
+def clear(error: _errors.CallCancelledError) -> None:
+    """Have a worker go on that was interrupted, and may have left anything behind."""
+    try:
+        asked = {"number": 0, "name": error.cluster}
+        _context.connection().request("cluster.clear", asked)
+    except _errors.MusterError:
+        pass  # it has ended
