@@ -111,6 +111,18 @@ def test_indices_and_slices() -> None:
         data[1.5]
 
 
+def test_a_batch_by_rows(kind: Any) -> None:
+    batch = rows(3).batch
+    assert tuple(batch.shape) == (3,) and batch[1]["b"] == 1 and len(batch[1:]) == 2
+    assert sorted({**batch}) == ["a", "b"] and [row["b"].item() for row in batch] == [0, 1, 2]
+    bare = kind({}, batch_size=[3])
+    assert len(bare[torch.tensor([True, False, True])]) == 2 and len(bare[::2]) == 2
+    back = pickle.loads(pickle.dumps(copy.deepcopy(batch)))
+    assert type(back) is kind and torch.equal(back["a"], batch["a"]) and len(back) == 3
+    with pytest.raises(IndexError):
+        batch[3]
+
+
 def test_columns_by_item() -> None:
     data = rows()
     data["d"] = torch.ones(5)

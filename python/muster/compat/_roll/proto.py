@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import _adapters, _metas, _values, _worker
+from ... import _adapters, _metas, _worker
 from ..._batch import Batch
 from . import tensors
 from .merging import custom_np_concatenate, merged_meta, unite
@@ -124,12 +124,7 @@ class DataProto:
         """What goes along with the rows."""
         if self._meta is None:
             assert self._frozen is not None
-            told = [
-                _values.decode(meta.value, meta.bufs)
-                if isinstance(meta, _metas.Encoded)
-                else dict(meta)
-                for meta in self._frozen._metas
-            ]
+            told = _metas.decoded(self._frozen._metas)
             for one in told:
                 one.pop(_metas.CLASS, None)
             self._meta = merged_meta(told) if told else {}
@@ -262,22 +257,22 @@ class DataProto:
     def slice(self, start: Any = None, end: Any = None, step: Any = None) -> DataProto:
         """Some of the rows."""
         rows = slice(start, end, step)
-        arrays = {name: array[rows] for name, array in self.non_tensor_batch.items()}
-        return self._made(None if self.batch is None else self.batch[rows], arrays)
+        return self._of_rows(rows, rows)
 
     def select_idxs(self, idxs: Any) -> DataProto:
         """The rows of these indices, or where a mask is true."""
         rows = np.asarray(idxs.detach().cpu() if tensors.is_tensor(idxs) else idxs)
         if not rows.size:
             rows = rows.astype(np.int64)
-        batch = self.batch
-        if batch is not None:
-            import torch
+        if self.batch is None:
+            return self._made(None, {})
+        import torch
 
-            at = torch.from_numpy(rows)
-            count = int(rows.sum()) if rows.dtype == bool else len(rows)
-            batch = tensors.of({name: tensor[at] for name, tensor in batch.items()}, count)
-        return self._made(batch, {n: array[rows] for n, array in self.non_tensor_batch.items()})
+        return self._of_rows(torch.from_numpy(rows), rows)
+
+    def _of_rows(self, of_tensors: Any, of_arrays: Any) -> DataProto:
+        arrays = {name: array[of_arrays] for name, array in self.non_tensor_batch.items()}
+        return self._made(None if self.batch is None else self.batch[of_tensors], arrays)
 
     def chunk(self, chunks: int) -> list[DataProto]:
         """So many parts of consecutive rows, larger ones first; of meta alone, copies of it."""
