@@ -347,6 +347,24 @@ def test_joined_as_the_head_joins() -> None:
     assert one.meta_info == {"metrics": {"acc": [0.5, 0.5, 0.5]}, "seed": 2}
 
 
+def joined(*several: dict[str, Any]) -> Any:
+    """DataProtos of the same columns, as the head joins the results of ranks."""
+    return sent(Batch.concat([DataProto.from_dict(one).__muster_batch__() for one in several]))
+
+
+def test_ranks_that_give_tensors_of_several_types() -> None:
+    whole, half = torch.arange(4).reshape(2, 2), torch.tensor([[0.5, 1.5]])
+    one = joined({"x": whole, "y": whole}, {"x": half, "y": whole[:1]})
+    assert one.batch["x"].dtype == torch.float32 and one.batch["y"].dtype == torch.int64
+    assert one.batch["x"].tolist() == [[0, 1], [2, 3], [0.5, 1.5]]
+    moved = joined({"x": whole}, {"x": half}).to("cpu")
+    assert moved.batch["x"].tolist() == [[0, 1], [2, 3], [0.5, 1.5]]
+    wide = joined({"x": whole}, {"x": torch.ones(1, 3)})
+    for _ in range(2):  # and it is the same when asked again
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            len(wide.batch)
+
+
 def test_pickle_and_copy() -> None:
     data = rows(step=1)
     for back in (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,14 @@ class DataProto:
 
     def _thaw(self) -> None:
         """Look at the rows, after which they may be anybody's to change."""
-        if self._frozen is None:
+        batch = self._frozen
+        if batch is None:
             return
         self._meta = self.meta_info
-        batch, self._frozen = self._frozen, None
         if batch.columns:
-            ours, self._arrays = _adapters.halves(batch)
+            ours, self._arrays = _adapters.halves(_read(batch))
             self._batch = tensors.of(ours, len(batch))
+        self._frozen = None
 
     def _withhold(self) -> None:
         """Forget columns that came without rows."""
@@ -443,9 +445,9 @@ class DataProto:
         """Bring its tensors, and those in its meta, to a device, in place."""
         came, batch = self._frozen, self.batch
         if batch is not None and came is not None:  # quicker than from an ordinary view
-            names = list(batch.keys())
-            self._batch = tensors.of(came.to_torch(device, names), len(came))
-        elif batch is not None:
+            with suppress(ValueError):  # several types
+                batch = tensors.of(came.to_torch(device, list(batch.keys())), len(came))
+        if batch is not None:
             self._batch = batch.to(device)
         self.meta_info = _moved(self.meta_info, device)
         return self
@@ -537,6 +539,24 @@ def rpc_timeout() -> int | None:
     """Seconds that a blocking call may take, by the environment's ``roll_RPC_TIMEOUT``."""
     text = os.environ.get("roll_RPC_TIMEOUT")  # noqa: SIM112  (so it is called)
     return None if text is None else int(text)
+
+
+def _read(batch: Batch) -> dict[str, Any]:
+    """The columns; tensors whose ranks gave them several types are joined as torch does it."""
+    try:
+        return batch.to_dict()
+    except ValueError:
+        return {name: _joined(batch, name) for name in batch.columns}
+
+
+def _joined(batch: Batch, name: str) -> Any:
+    part = batch._part(name)
+    values = [at.block.read(part.columns[name], at.rows) for at in part.pieces if len(at.rows)]
+    if not values or not all(map(tensors.is_tensor, values)):
+        return batch[name]
+    import torch
+
+    return torch.cat(values)
 
 
 def _moved(value: Any, device: Any) -> Any:
