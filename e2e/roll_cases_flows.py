@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from functools import cache, partial
+from http import HTTPStatus
 from itertools import chain
 from typing import Any
 
@@ -290,6 +291,49 @@ def arrays_beside_no_tensors() -> Any:
     c = pair()
     out = c.same(data)
     return len(data), len(out), out, len(taken), data.group_by("prompt")["bb"]
+
+
+@case
+def rows_without_columns() -> Any:
+    data = prompts(3, k=1)
+    data.pop(["ids"], ["prompt"])
+    out = pair().same(data)
+    return len(data), out, pair().execute_all_sync("apply", len, data), len(out.repeat(2))
+
+
+@case
+def metas_of_every_kind() -> Any:
+    data = prompts(2)
+    data.meta_info = {
+        1: "a",
+        (2, 3): {4},
+        "types": [torch.bfloat16, torch.device("cpu"), HTTPStatus.OK, slice(1, 2), range(3)],
+        "numbers": [np.float32(1.5), 2**80, None, b"x", frozenset([1])],
+        "tensors": {"t": torch.ones(1), "a": np.arange(2)},
+    }
+    return pair().same(data).meta_info
+
+
+@case
+def data_that_is_changed_after_it_was_sent() -> Any:
+    """What was sent is what there was, also of rows that take some room."""
+    found = []
+    for rows in (2, 100_000):
+        data = DataProto.from_dict({"ids": torch.zeros(rows, 2)}, meta_info={"k": [1]})
+        refs = pair().same(data, blocking=False)
+        data.batch["ids"] += 1
+        data.meta_info["k"].append(2)
+        late = pair().look(data)
+        done = DataProto.materialize_concat(refs)
+        found.append((done.batch["ids"].sum().item(), done.meta_info, late))
+    return found
+
+
+@case
+def tensors_with_gradients() -> Any:
+    made = {"ids": torch.ones(2, requires_grad=True), "wide": torch.zeros(1, 2).expand(2, 2)}
+    out = pair().same(DataProto.from_dict(made))
+    return out.batch["ids"].requires_grad, out
 
 
 # --- requests and schedulers ----------------------------------------------------------------------

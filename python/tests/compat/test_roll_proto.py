@@ -313,6 +313,14 @@ def test_it_travels_as_a_batch() -> None:
     assert data.meta_info == {"step": (1, 2)}  # the caller's own stays as it is
 
 
+def test_rows_without_columns_are_still_rows() -> None:
+    data = rows(3, step=1)
+    data.pop(["a", "b"], ["c"])
+    back = sent(sent(data))
+    assert len(back) == 3 and back.meta_info == {"step": 1} and back.non_tensor_batch == {}
+    assert len(back.batch) == 3 and not list(back.batch.keys())
+
+
 def test_it_travels_inside_other_values() -> None:
     back = sent({"list": [rows(2), DataProto(meta_info={"x": 1})], "n": 1})
     assert [len(one) for one in back["list"]] == [2, 0]

@@ -23,6 +23,8 @@ from .merging import custom_np_concatenate, merged_meta, unite
 from .tensors import of as _tensors_of
 
 _FROM_ENVIRONMENT: Any = object()
+#: The column that is sent where there are rows and no columns.
+_ROWS = "muster.rows"
 
 
 class DataProto:
@@ -45,6 +47,8 @@ class DataProto:
     def __muster_batch__(self) -> Batch:
         """The batch that is sent in its place."""
         batch = Batch.from_dataproto(self) if self._frozen is None else self._frozen
+        if len(self) and not batch.columns:
+            batch = Batch({_ROWS: np.zeros(len(self), np.bool_)})
         identity = _worker._identity
         # Metas that are equal count once where results are joined; by the rank they never are.
         rank = -1 if identity is None else identity.rank
@@ -67,6 +71,7 @@ class DataProto:
         self._meta = self.meta_info
         if batch.columns:
             ours, self._arrays = _adapters.halves(_read(batch))
+            self._arrays.pop(_ROWS, None)
             self._batch = tensors.of(ours, len(batch))
         self._frozen = None
 
