@@ -117,6 +117,12 @@ class Trainer(Worker):
         return data[:0] if self.rank == 0 else data
 
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
+    def but_one(self, data: Any, ranks: list[int]) -> Any:
+        """The rows, but of one rank that has only something to tell."""
+        data.meta_info = {"metrics": {"rows": len(data)}, "rank": self.rank}
+        return DataProto(meta_info=data.meta_info) if self.rank == ranks[0] else data
+
+    @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
     def lists(self, several: list[Any]) -> list[Any]:
         return [(self.rank, one) for one in several]
 

@@ -263,6 +263,15 @@ def results_that_do_not_fit_together() -> Any:
 
 
 @case
+def results_of_which_one_is_meta_alone() -> Any:
+    c = pair()
+    return [
+        (c.but_one(prompts(3), [rank, rank]), c.same(c.but_one(prompts(4), [rank, rank])))
+        for rank in (0, 1)
+    ]
+
+
+@case
 def tensors_of_every_type() -> Any:
     kinds = (torch.bfloat16, torch.float16, torch.bool, torch.int8, torch.uint8, torch.complex64)
     made = {str(kind): torch.ones(2, 1, dtype=kind) for kind in kinds}
