@@ -12,9 +12,9 @@ type Source struct {
 	Buf    int // the buffer's number in it
 }
 
-// Concat puts the rows of handles one after another. All have the same columns,
-// in any order and grouped into parts in any way. It returns the buffers of the
-// handle that it makes. key tells which buffers are the same: those with equal
+// Concat puts the rows of handles one after another. All have the same columns, in
+// any order and grouped into parts in any way; of those with neither columns nor rows
+// only the metas count. It returns the buffers of the handle that it makes. key tells which buffers are the same: those with equal
 // keys, of one handle or of several, become one; the zero key is equal to none.
 //
 // What all cuts say stays: weights, groups (those of the same number are one
@@ -23,7 +23,8 @@ func Concat[K comparable](handles []Handle, key func(handle, buf int) K) (Handle
 	if len(handles) == 0 {
 		return Handle{}, nil, spec.Errorf(spec.CodeInvalid, "no batches to put together: pass one at least")
 	}
-	at, err := align(handles)
+	with := columned(handles)
+	at, err := align(handles, with)
 	if err != nil {
 		return Handle{}, nil, err
 	}
@@ -39,23 +40,37 @@ func Concat[K comparable](handles []Handle, key func(handle, buf int) K) (Handle
 	for i, a := range at {
 		var r runs
 		types := -1
-		for j := range handles {
-			pieces := handles[j].Parts[a.parts[j]].Pieces
+		for j, h := range with {
+			pieces := handles[h].Parts[a.parts[j]].Pieces
 			for k := range pieces {
 				if p := &pieces[k]; p.Len() > 0 {
-					r.addPiece(p, n.number(j, p.Buf), 0, p.Len())
+					r.addPiece(p, n.number(h, p.Buf), 0, p.Len())
 				}
 			}
 		}
 		if out.Rows == 0 {
-			types = n.number(0, handles[0].Parts[a.parts[0]].Pieces[0].Buf)
+			types = n.number(with[0], handles[with[0]].Parts[a.parts[0]].Pieces[0].Buf)
 		}
 		out.Parts[i] = Part{a.columns, r.done(types)}
 	}
 	out.Objects = len(n.sources)
-	out.Cut = joinCuts(handles)
+	out.Cut = joinCuts(handles, with)
 	out.Metas = n.metas(handles)
 	return out, n.sources, nil
+}
+
+// columned numbers the handles that have columns or rows; where none has, the first.
+func columned(handles []Handle) []int {
+	with := make([]int, 0, len(handles))
+	for i := range handles {
+		if len(handles[i].Parts) > 0 || handles[i].Rows > 0 {
+			with = append(with, i)
+		}
+	}
+	if len(with) == 0 {
+		with = append(with, 0)
+	}
+	return with
 }
 
 // aligned is columns that lie together in every one of the handles.
@@ -64,17 +79,17 @@ type aligned struct {
 	parts   []int // the part that has them, of each handle
 }
 
-// align finds the fewest parts that suit every handle and keep the first's order
-// of columns.
-func align(handles []Handle) ([]aligned, error) {
-	columns := handles[0].Columns()
-	where := make([][]int, len(handles)) // the part of each column, by handle
-	for i := range handles {
-		if i > 0 && sameParts(&handles[i], &handles[i-1]) {
+// align finds the fewest parts that suit every handle of those in with, and keep the
+// first's order of columns.
+func align(handles []Handle, with []int) ([]aligned, error) {
+	columns := handles[with[0]].Columns()
+	where := make([][]int, len(with)) // the part of each column, by handle
+	for i := range with {
+		h := &handles[with[i]]
+		if i > 0 && sameParts(h, &handles[with[i-1]]) {
 			where[i] = where[i-1]
 			continue
 		}
-		h := &handles[i]
 		byName := make(map[string]int, len(columns))
 		for part := range h.Parts {
 			for _, name := range h.Parts[part].Columns {
@@ -85,12 +100,12 @@ func align(handles []Handle) ([]aligned, error) {
 		for c, name := range columns {
 			part, ok := byName[name]
 			if !ok || len(byName) != len(columns) {
-				return nil, differ(columns, h.Columns(), i)
+				return nil, differ(columns, h.Columns(), with[i])
 			}
 			where[i][c] = part
 		}
 		if len(byName) != len(columns) {
-			return nil, differ(columns, h.Columns(), i)
+			return nil, differ(columns, h.Columns(), with[i])
 		}
 	}
 	var out []aligned
@@ -100,7 +115,7 @@ func align(handles []Handle) ([]aligned, error) {
 			begins = where[i][c] != where[i][c-1]
 		}
 		if begins {
-			a := aligned{parts: make([]int, len(handles))}
+			a := aligned{parts: make([]int, len(with))}
 			for i := range where {
 				a.parts[i] = where[i][c]
 			}

@@ -97,10 +97,10 @@ func gather[T any](from []T, blocks []uint32, size int) []T {
 }
 
 // joinCuts is the cut of handles that are put together: what all of them say.
-func joinCuts(handles []Handle) *Cut {
+func joinCuts(handles []Handle, with []int) *Cut {
 	var out Cut
-	for i := range handles {
-		c := handles[i].Cut
+	for i := range with {
+		c := handles[with[i]].Cut
 		switch {
 		case c == nil:
 			return nil

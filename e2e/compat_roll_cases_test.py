@@ -68,9 +68,9 @@ def test_on_muster(name: str) -> None:
     find_spec("roll") is None or find_spec("ray") is None,
     reason="needs roll: ROLL and Ray are not both installed, so their outcomes are those on file",
 )
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(9))
 def test_on_roll(tmp_path: Path, part: int) -> None:
-    names = list(CASES)[part::6]
+    names = list(CASES)[part::9]
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for sockets' sake
         done = run(
             sys.executable,

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from roll_case_roles import Probe, ray
+from roll_case_roles import Cluster, Probe, WorkerConfig, ray
 
 if TYPE_CHECKING:
     from muster.compat.roll import Dispatch, Worker, register
@@ -101,6 +101,13 @@ class Peer(Probe):
     def call_ref(self, other: Any) -> Any:
         return {"ref": other.plain.remote(self.rank)}
 
+    def call_put(self, given: Any) -> Any:
+        held = given if "cluster" in given else ray.get(given["ref"])
+        return held["cluster"].one_to_all_one(self.rank)
+
+    def node_id(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
     def self_told(self) -> dict[str, Any]:
         context = ray.get_runtime_context()
         return {
@@ -115,6 +122,10 @@ class Peer(Probe):
         }
 
 
+def rank_of(worker: Any, value: int) -> Any:
+    return worker.rank, value
+
+
 class Actor:
     """An actor that is no worker, and holds a cluster and a handle."""
 
@@ -126,6 +137,13 @@ class Actor:
             *[worker.plain.remote(value) for worker in self.held["peers"].workers],
             self.held["one"].plain.remote(value),
         )
+
+    async def node_id(self) -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    async def make(self, name: str, pool: Any) -> Any:
+        self.made = Cluster(name, Probe, pool, WorkerConfig(name=name, world_size=2))
+        return self.made
 
     async def through(self, value: Any) -> Any:
         return self.held["peers"].execute_all_sync("ask_all", value)

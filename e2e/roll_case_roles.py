@@ -391,8 +391,8 @@ def pool() -> Any:
     return ResourceManager(num_gpus_per_node=_GPUS, num_nodes=_NODES)
 
 
-def role(name: str, worker_cls: Any = Probe, **config: Any) -> Any:
-    made = WorkerConfig(name=name, **config)
+def role(name: str, worker_cls: Any = Probe, *, config: Any = None, **fields: Any) -> Any:
+    made = WorkerConfig(name=name, **fields) if config is None else config
     return Cluster(name, worker_cls, pool(), made)
 
 

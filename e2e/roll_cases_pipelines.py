@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
-from roll_case_pipelines import Actor, Fragile, Peer, Turns, Unsendable
+from roll_case_pipelines import Actor, Fragile, Peer, Turns, Unsendable, rank_of
 from roll_case_roles import (
     DataProto,
     Probe,
     case,
     end,
+    laid,
+    pool,
     ray,
     role,
     some,
@@ -326,3 +328,64 @@ def a_cluster_is_called_back() -> Any:
     """A worker calls the cluster that it is in."""
     with some("back", Turns, world_size=2) as c:
         return c.execute_all_sync("call_back", c.workers[1])
+
+
+@case
+def data_of_one_role_to_another() -> Any:
+    data = DataProto.from_dict({"x": torch.arange(6).reshape(3, 2)}, meta_info={"step": 1})
+    refs = laid().double(data.repeat(2), blocking=False)
+    whole = DataProto.materialize_concat(refs)
+    return whole, three().meta_alone(whole)
+
+
+# --- what else is there ---------------------------------------------------------------------------
+
+
+@case
+def methods_that_are_no_ones() -> Any:
+    worker = three().workers[1]
+    return [
+        told(lambda: three().plain(1)),
+        told(lambda: three()._hidden()),
+        told(lambda: ray.get(worker.__ray_ready__.remote())),
+        told(lambda: ray.get(worker.__ray_call__.remote(rank_of, 5))),
+    ]
+
+
+@case
+def wrapped_refs_that_are_got() -> Any:
+    refs = laid().dp_mp([1, 2], blocking=False)
+    return told(lambda: ray.get(refs)), told(lambda: ray.wait(refs))
+
+
+@case
+def a_cluster_that_was_put() -> Any:
+    with some("puts", Peer, world_size=1) as p:
+        ref = ray.put({"cluster": three()})
+        return p.execute_all_sync("call_put", ref), p.execute_all_sync("call_put", {"ref": ref})
+
+
+@case
+def actors_on_the_nodes_of_workers() -> Any:
+    with some("places", Peer, device_mapping=[0, 4]) as p:
+        nodes = p.execute_all_sync("node_id")
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        actors = [
+            ray.remote(Actor)
+            .options(scheduling_strategy=affinity(node_id=node, soft=False))
+            .remote({"peers": p})
+            for node in nodes
+        ]
+        found = ray.get([actor.node_id.remote() for actor in actors])
+        return len(set(nodes)), found == nodes
+
+
+@case
+def clusters_made_in_an_actor() -> Any:
+    """As ROLL's schedulers make reward clusters, and hand on what they made."""
+    actor = ray.remote(Actor).options(name="makes").remote({})
+    made = ray.get(actor.make.remote("made", pool()))
+    found = made.one_to_all(1), ray.get(made.workers[1].plain.remote(2))
+    end(made)
+    ray.kill(actor)
+    return found

@@ -143,11 +143,11 @@ def from_dataproto(proto: Any) -> Batch:
     return Batch(columns, proto.meta_info)
 
 
-def halves(batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
+def halves(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Array]]:
     """The columns that are tensors, and the others as arrays."""
     tensors: dict[str, Any] = {}
     others: dict[str, Array] = {}
-    for name, value in batch.to_dict().items():
+    for name, value in columns.items():
         if isinstance(value, (list, np.ndarray)):
             others[name] = value if isinstance(value, np.ndarray) else _columns.as_objects(value)
         else:
@@ -157,7 +157,7 @@ def halves(batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
 
 def to_dataproto(batch: Batch, cls: Any) -> Any:
     """A cls of the batch's tensors, its other columns as arrays, and its meta."""
-    tensors, others = halves(batch)
+    tensors, others = halves(batch.to_dict())
     made: Any = tensors
     tensordict: Any = sys.modules.get("tensordict")
     if tensordict is not None:

@@ -85,12 +85,17 @@ def adopted(batch: Any, meta: Meta) -> Any:
     return _records.find(module, name).__from_muster_batch__(batch)
 
 
+def decoded(metas: Sequence[Meta]) -> list[dict[Any, Any]]:
+    """Each as a dict of its own."""
+    return [_values.decode(m.value, m.bufs) if isinstance(m, Encoded) else dict(m) for m in metas]
+
+
 def merged(metas: Sequence[Meta]) -> dict[Any, Any]:
     """One dict of several: the first's keys win, later ones add what it lacks, and the
     dicts under "metrics" merge by sub-key."""
-    dicts = [_values.decode(m.value, m.bufs) if isinstance(m, Encoded) else m for m in metas]
+    dicts = decoded(metas)
     if len(dicts) == 1:
-        return dict(dicts[0])
+        return dicts[0]
     found: dict[Any, Any] = {}
     for one in dicts:
         for key, value in one.items():

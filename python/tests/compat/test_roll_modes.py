@@ -203,6 +203,9 @@ def test_arguments_that_nobody_gave() -> None:
         ("range(0, 8, 2)", [0, 2, 4, 6]),
         ("[0, 1] + list(range(4, 6))", [0, 1, 4, 5]),
         ("0-3,6", [0, 1, 2, 3, 6]),
+        ("0-1, 4-5", [0, 1, 4, 5]),
+        ("list(range(16 - 12, 16 // 2))", [4, 5, 6, 7]),
+        ("(2, 3)", [2, 3]),
         ("3", [3]),
         (" [0,1] ", [0, 1]),
         ([3, 1], [3, 1]),
@@ -214,7 +217,8 @@ def test_mappings(text: Any, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[0,", "__import__('os')", "open('x')", "[0, 'a']", "[-1]", "[1.5]"]
+    "text",
+    ["", "[0,", "__import__('os')", "open('x')", "[0, 'a']", "[-1]", "[1.5]", "range(1 // 0)"],
 )
 def test_mappings_that_name_nothing(text: str) -> None:
     with pytest.raises(ValueError, match="device_mapping="):

@@ -111,6 +111,18 @@ def test_indices_and_slices() -> None:
         data[1.5]
 
 
+def test_a_batch_by_rows(kind: Any) -> None:
+    batch = rows(3).batch
+    assert tuple(batch.shape) == (3,) and batch[1]["b"] == 1 and len(batch[1:]) == 2
+    assert sorted({**batch}) == ["a", "b"] and [row["b"].item() for row in batch] == [0, 1, 2]
+    bare = kind({}, batch_size=[3])
+    assert len(bare[torch.tensor([True, False, True])]) == 2 and len(bare[::2]) == 2
+    back = pickle.loads(pickle.dumps(copy.deepcopy(batch)))
+    assert type(back) is kind and torch.equal(back["a"], batch["a"]) and len(back) == 3
+    with pytest.raises(IndexError):
+        batch[3]
+
+
 def test_columns_by_item() -> None:
     data = rows()
     data["d"] = torch.ones(5)
@@ -301,6 +313,14 @@ def test_it_travels_as_a_batch() -> None:
     assert data.meta_info == {"step": (1, 2)}  # the caller's own stays as it is
 
 
+def test_rows_without_columns_are_still_rows() -> None:
+    data = rows(3, step=1)
+    data.pop(["a", "b"], ["c"])
+    back = sent(sent(data))
+    assert len(back) == 3 and back.meta_info == {"step": 1} and back.non_tensor_batch == {}
+    assert len(back.batch) == 3 and not list(back.batch.keys())
+
+
 def test_it_travels_inside_other_values() -> None:
     back = sent({"list": [rows(2), DataProto(meta_info={"x": 1})], "n": 1})
     assert [len(one) for one in back["list"]] == [2, 0]
@@ -333,6 +353,24 @@ def test_joined_as_the_head_joins() -> None:
     one = sent(Batch.concat(made))
     assert isinstance(one, DataProto) and len(one) == 6
     assert one.meta_info == {"metrics": {"acc": [0.5, 0.5, 0.5]}, "seed": 2}
+
+
+def joined(*several: dict[str, Any]) -> Any:
+    """DataProtos of the same columns, as the head joins the results of ranks."""
+    return sent(Batch.concat([DataProto.from_dict(one).__muster_batch__() for one in several]))
+
+
+def test_ranks_that_give_tensors_of_several_types() -> None:
+    whole, half = torch.arange(4).reshape(2, 2), torch.tensor([[0.5, 1.5]])
+    one = joined({"x": whole, "y": whole}, {"x": half, "y": whole[:1]})
+    assert one.batch["x"].dtype == torch.float32 and one.batch["y"].dtype == torch.int64
+    assert one.batch["x"].tolist() == [[0, 1], [2, 3], [0.5, 1.5]]
+    moved = joined({"x": whole}, {"x": half}).to("cpu")
+    assert moved.batch["x"].tolist() == [[0, 1], [2, 3], [0.5, 1.5]]
+    wide = joined({"x": whole}, {"x": torch.ones(1, 3)})
+    for _ in range(2):  # and it is the same when asked again
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            len(wide.batch)
 
 
 def test_pickle_and_copy() -> None:

@@ -23,7 +23,7 @@ from .. import ray
 from ..ray._workers import Arguments, Worker, identity, meant, values
 from . import modes
 from .config import WorkerConfig
-from .proto import DataProto, ObjectRefWrap, rpc_timeout
+from .proto import DataProto, rpc_timeout
 from .resources import ResourceManager
 from .worker import devices_info
 
@@ -62,7 +62,7 @@ class Cluster(Native):
     def __getattr__(self, name: str) -> Any:
         bound = super().__getattr__(name)
         if isinstance(bound, BoundMethod):
-            bound = self.__dict__[name] = Method(self, bound)
+            bound = self.__dict__[name] = Method(self, bound._group, bound._method)
         return bound
 
     def execute_all_sync(  # type: ignore[override]  # a timeout is the method's own
@@ -156,7 +156,7 @@ def _attached(
     return cluster
 
 
-class Method:
+class Method(BoundMethod):
     """A registered method of a cluster, called in its mode.
 
     ``blocking=False`` returns one ref per rank: bare where all results come back,
@@ -164,14 +164,7 @@ class Method:
     blocking calls, in seconds.
     """
 
-    __slots__ = ("__name__", "_cluster", "_functions", "_group", "_method")
-
-    def __init__(self, cluster: Cluster, bound: BoundMethod) -> None:
-        self._cluster = cluster
-        self._group: Group = bound._group
-        self._method = bound._method
-        self._functions = bound._functions
-        self.__name__ = bound.__name__
+    __slots__ = ()
 
     def __call__(self, *args: Any, blocking: bool = True, **kwargs: Any) -> Any:
         method, group = self._method, self._group
@@ -185,7 +178,9 @@ class Method:
             return _run(group, method, AS_REGISTERED, -1, args, kwargs, rpc_timeout())
         if not method.cut:  # RANK_ZERO: one rank, one ref
             return _ref_of(group, group.start(method, AS_REGISTERED, -1, args, kwargs, None), 0)
-        return self._wrapped(_each(group, method, args, kwargs, AS_REGISTERED))
+        refs = _each(group, method, args, kwargs, AS_REGISTERED)
+        collect = modes.COLLECTS.get(method.cut)
+        return refs if collect is None else collect(self._cluster, refs)
 
     def _by_functions(
         self,
@@ -231,22 +226,6 @@ class Method:
         if mode in modes.FIRST:
             deal = modes.dispatch_dp_mp_dispatch_first
         return _per_rank(*deal(self._cluster, *args, **kwargs))
-
-    def _wrapped(self, refs: list[Any]) -> list[Any]:
-        mode = self._method.cut
-        if mode == Dispatch.ONE_TO_ALL_ONE:
-            wrapped: list[Any] = modes.collect_all_to_one(self._cluster, refs)
-            return wrapped
-        if mode in (Dispatch.DP_MP_COMPUTE, Dispatch.DP_MP_DISPATCH_FIRST):
-            infos = self._cluster.worker_rank_info
-            return [
-                ObjectRefWrap(ref, collected=modes.collected(info))
-                for ref, info in zip(refs, infos, strict=True)
-            ]
-        return list(refs)
-
-    def __repr__(self) -> str:
-        return f"<method {self._method.where} of cluster {self._group.name}>"
 
 
 #: What befalls a call that was sent; all else is wrong with the call, and told as it is.

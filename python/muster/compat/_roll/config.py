@@ -7,7 +7,8 @@ Pipelines subclass it and read its fields; the head gets what Muster's
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,46 +158,50 @@ def parse_mapping(mapping: Any) -> list[int]:
     """
     if not isinstance(mapping, str):
         return _ids(mapping, mapping)
-    text = mapping.strip()
     try:
-        if "-" in text and "(" not in text and "[" not in text:
-            return _spans(text)
-        return _ids(_value(ast.parse(text, mode="eval").body), mapping)
-    except (SyntaxError, ValueError, TypeError) as error:
+        return _ids(_spanned(ast.parse(mapping.strip(), mode="eval").body), mapping)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError) as error:
         raise ValueError(
             f"device_mapping={mapping!r} names no list of ids ({error}): write "
             "'list(range(0, 8))', '[0, 1, 2]', '0-7,16-23', or a sum of lists"
         ) from None
 
 
-def _spans(text: str) -> list[int]:
-    found: list[int] = []
-    for span in text.split(","):
-        first, _, last = span.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
+def _spanned(node: ast.expr) -> list[Any]:
+    """Spans and single ids with commas between them, or one list."""
+    match node:
+        case ast.Tuple(elts=items):
+            return [at for item in items for at in _spanned(item)]
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            first, last = _value(left), _value(right)
+            return list(range(first, last + 1))
+    found = _value(node)
+    return found if isinstance(found, list) else [found]
+
+
+_SUMS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 def _value(node: ast.expr) -> Any:
-    """What an expression of ints, lists, ranges and sums of them stands for."""
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(item) for item in node.elts]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
-        given = [_value(arg) for arg in node.args]
-        if node.func.id == "range":
-            return list(range(*given))
-        if node.func.id == "list" and len(given) == 1:
-            return list(given[0])
+    """What an expression of ints, lists and ranges stands for."""
+    match node:
+        case ast.Constant(value=number) if type(number) is int:
+            return number
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.UnaryOp(op=ast.USub(), operand=one):
+            return -_value(one)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUMS:
+            return _SUMS[type(op)](_value(left), _value(right))
+        case ast.Call(func=ast.Name(id="range"), args=args, keywords=[]):
+            return list(range(*map(_value, args)))
+        case ast.Call(func=ast.Name(id="list"), args=[one], keywords=[]):
+            return list(_value(one))
     raise ValueError(f"{ast.unparse(node)!r} is not understood")
 
 

@@ -16,6 +16,7 @@ from functools import wraps
 from itertools import chain
 from typing import Any, TypeVar
 
+from ..._cluster import Cluster
 from ..._register import Dispatch, Execute
 from ..._register import register as mark
 from ..ray import ObjectRef
@@ -134,8 +135,7 @@ def dispatch_dp_mp_dispatch_first(cluster: Any, *args: Any, **kwargs: Any) -> Sp
 
 
 def _over_dp(cluster: Any, first: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spread:
-    size = cluster.dp_size
-    infos = [cluster.get_rank_info(rank=rank) for rank in range(cluster.world_size)]
+    size, infos = cluster.dp_size, _infos(cluster)
 
     def spread(label: str, arg: Any) -> list[Any]:
         parts = _parts(label, arg, size)
@@ -202,9 +202,11 @@ def shown(arg: Any) -> str:
 # --- collect -------------------------------------------------------------------------------
 
 
-def collected(info: Any) -> bool:
-    """Whether the results of a rank are those of its dp rank."""
-    return bool(info.tp_rank == 0 and info.is_pipeline_last_stage and info.cp_rank == 0)
+def _infos(cluster: Any) -> list[Any]:
+    """Each rank's place: asked for at once, or one by one of what only stands for a cluster."""
+    if isinstance(cluster, Cluster):
+        return cluster.worker_rank_info
+    return [cluster.get_rank_info(rank=rank) for rank in range(cluster.world_size)]
 
 
 def collect_all_to_all(cluster: Any, output: list[Any]) -> list[Any]:
@@ -223,7 +225,10 @@ def collect_all_to_one(cluster: Any, output: list[Any]) -> Any:
 
 def collect_dp_mp_compute(cluster: Any, output: list[Any]) -> Any:
     """The results of each dp rank: lists chained, DataProtos concatenated."""
-    ours = [collected(cluster.get_rank_info(rank=rank)) for rank in range(cluster.world_size)]
+    ours = [
+        info.tp_rank == 0 and info.is_pipeline_last_stage and info.cp_rank == 0
+        for info in _infos(cluster)
+    ]
     if isinstance(output[0], ObjectRef):
         return [ObjectRefWrap(r, collected=own) for r, own in zip(output, ours, strict=True)]
     kept = [result for result, own in zip(output, ours, strict=True) if own]
@@ -233,3 +238,11 @@ def collect_dp_mp_compute(cluster: Any, output: list[Any]) -> Any:
         return DataProto.concat(kept)
     kinds = ", ".join(sorted({type(result).__name__ for result in kept}))
     raise NotImplementedError(f"results of type {kinds} are not put together: return a list")
+
+
+#: How refs of every rank are given, where not every rank's result counts.
+COLLECTS: dict[str, Callable[[Any, list[Any]], Any]] = {
+    Dispatch.ONE_TO_ALL_ONE: collect_all_to_one,
+    Dispatch.DP_MP_COMPUTE: collect_dp_mp_compute,
+    Dispatch.DP_MP_DISPATCH_FIRST: collect_dp_mp_compute,
+}

@@ -11,17 +11,20 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ... import _adapters, _metas, _values, _worker
+from ... import _adapters, _metas, _worker
 from ..._batch import Batch
 from . import tensors
 from .merging import custom_np_concatenate, merged_meta, unite
 from .tensors import of as _tensors_of
 
 _FROM_ENVIRONMENT: Any = object()
+#: The column that is sent where there are rows and no columns.
+_ROWS = "muster.rows"
 
 
 class DataProto:
@@ -44,6 +47,8 @@ class DataProto:
     def __muster_batch__(self) -> Batch:
         """The batch that is sent in its place."""
         batch = Batch.from_dataproto(self) if self._frozen is None else self._frozen
+        if len(self) and not batch.columns:
+            batch = Batch({_ROWS: np.zeros(len(self), np.bool_)})
         identity = _worker._identity
         # Metas that are equal count once where results are joined; by the rank they never are.
         rank = -1 if identity is None else identity.rank
@@ -60,13 +65,15 @@ class DataProto:
 
     def _thaw(self) -> None:
         """Look at the rows, after which they may be anybody's to change."""
-        if self._frozen is None:
+        batch = self._frozen
+        if batch is None:
             return
         self._meta = self.meta_info
-        batch, self._frozen = self._frozen, None
         if batch.columns:
-            ours, self._arrays = _adapters.halves(batch)
+            ours, self._arrays = _adapters.halves(_read(batch))
+            self._arrays.pop(_ROWS, None)
             self._batch = tensors.of(ours, len(batch))
+        self._frozen = None
 
     def _withhold(self) -> None:
         """Forget columns that came without rows."""
@@ -124,12 +131,7 @@ class DataProto:
         """What goes along with the rows."""
         if self._meta is None:
             assert self._frozen is not None
-            told = [
-                _values.decode(meta.value, meta.bufs)
-                if isinstance(meta, _metas.Encoded)
-                else dict(meta)
-                for meta in self._frozen._metas
-            ]
+            told = _metas.decoded(self._frozen._metas)
             for one in told:
                 one.pop(_metas.CLASS, None)
             self._meta = merged_meta(told) if told else {}
@@ -262,22 +264,22 @@ class DataProto:
     def slice(self, start: Any = None, end: Any = None, step: Any = None) -> DataProto:
         """Some of the rows."""
         rows = slice(start, end, step)
-        arrays = {name: array[rows] for name, array in self.non_tensor_batch.items()}
-        return self._made(None if self.batch is None else self.batch[rows], arrays)
+        return self._of_rows(rows, rows)
 
     def select_idxs(self, idxs: Any) -> DataProto:
         """The rows of these indices, or where a mask is true."""
         rows = np.asarray(idxs.detach().cpu() if tensors.is_tensor(idxs) else idxs)
         if not rows.size:
             rows = rows.astype(np.int64)
-        batch = self.batch
-        if batch is not None:
-            import torch
+        if self.batch is None:
+            return self._made(None, {})
+        import torch
 
-            at = torch.from_numpy(rows)
-            count = int(rows.sum()) if rows.dtype == bool else len(rows)
-            batch = tensors.of({name: tensor[at] for name, tensor in batch.items()}, count)
-        return self._made(batch, {n: array[rows] for n, array in self.non_tensor_batch.items()})
+        return self._of_rows(torch.from_numpy(rows), rows)
+
+    def _of_rows(self, of_tensors: Any, of_arrays: Any) -> DataProto:
+        arrays = {name: array[of_arrays] for name, array in self.non_tensor_batch.items()}
+        return self._made(None if self.batch is None else self.batch[of_tensors], arrays)
 
     def chunk(self, chunks: int) -> list[DataProto]:
         """So many parts of consecutive rows, larger ones first; of meta alone, copies of it."""
@@ -448,9 +450,9 @@ class DataProto:
         """Bring its tensors, and those in its meta, to a device, in place."""
         came, batch = self._frozen, self.batch
         if batch is not None and came is not None:  # quicker than from an ordinary view
-            names = list(batch.keys())
-            self._batch = tensors.of(came.to_torch(device, names), len(came))
-        elif batch is not None:
+            with suppress(ValueError):  # several types
+                batch = tensors.of(came.to_torch(device, list(batch.keys())), len(came))
+        if batch is not None:
             self._batch = batch.to(device)
         self.meta_info = _moved(self.meta_info, device)
         return self
@@ -542,6 +544,24 @@ def rpc_timeout() -> int | None:
     """Seconds that a blocking call may take, by the environment's ``roll_RPC_TIMEOUT``."""
     text = os.environ.get("roll_RPC_TIMEOUT")  # noqa: SIM112  (so it is called)
     return None if text is None else int(text)
+
+
+def _read(batch: Batch) -> dict[str, Any]:
+    """The columns; tensors whose ranks gave them several types are joined as torch does it."""
+    try:
+        return batch.to_dict()
+    except ValueError:
+        return {name: _joined(batch, name) for name in batch.columns}
+
+
+def _joined(batch: Batch, name: str) -> Any:
+    part = batch._part(name)
+    values = [at.block.read(part.columns[name], at.rows) for at in part.pieces if len(at.rows)]
+    if not values or not all(map(tensors.is_tensor, values)):
+        return batch[name]
+    import torch
+
+    return torch.cat(values)
 
 
 def _moved(value: Any, device: Any) -> Any:

@@ -9,92 +9,66 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 
-class Tensors:
-    """Tensors by name with the same first dimension."""
+class Tensors(dict[str, Any]):
+    """Tensors by name with the same first dimension; its length is their rows'."""
 
     def __init__(self, source: Mapping[str, Any] | None = None, batch_size: Any = ()) -> None:
-        self._tensors = dict(source or {})
-        sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size)
-        self.batch_size = tuple(sizes)
-        for name, tensor in self._tensors.items():
-            self._check(name, tensor)
+        super().__init__()
+        sizes = [batch_size] if isinstance(batch_size, int) else batch_size
+        self.batch_size = self.shape = tuple(sizes)
+        self.update(source or {})
 
-    def _check(self, name: str, tensor: Any) -> None:
-        if tuple(tensor.shape[: len(self.batch_size)]) != self.batch_size:
-            raise RuntimeError(
-                f"{name!r} has shape {tuple(tensor.shape)}, the batch size is {self.batch_size}"
-            )
+    def _with(self, tensors: Mapping[str, Any]) -> Tensors:
+        return Tensors(tensors, self.batch_size)
 
     def __len__(self) -> int:
         return self.batch_size[0] if self.batch_size else 0
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
     def __iter__(self) -> Iterator[Any]:
         return (self[at] for at in range(len(self)))
 
-    def keys(self) -> KeysView[str]:
-        """The names."""
-        return self._tensors.keys()
-
-    def values(self) -> ValuesView[Any]:
-        """The tensors."""
-        return self._tensors.values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """Names and tensors."""
-        return self._tensors.items()
+    def __reduce__(self) -> Any:
+        return Tensors, (self.to_dict(), self.batch_size)
 
     @property
     def device(self) -> Any:
         """Where all of them are, or None."""
-        devices = {tensor.device for tensor in self._tensors.values()}
+        devices = {tensor.device for tensor in self.values()}
         return devices.pop() if len(devices) == 1 else None
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
-            return self._tensors[key]
-        if isinstance(key, int) and not -len(self) <= key < len(self):
-            raise IndexError(f"row {key} of {len(self)}")
-        found = {name: tensor[key] for name, tensor in self._tensors.items()}
-        if isinstance(key, int):
-            return Tensors(found, self.batch_size[1:])
-        rows = next(iter(found.values())).shape[0] if found else len(range(len(self))[key])
-        return Tensors(found, (rows, *self.batch_size[1:]))
+            return super().__getitem__(key)
+        import torch
+
+        rows = torch.arange(len(self))[key].shape  # or an IndexError
+        found = {name: tensor[key] for name, tensor in self.items()}
+        return Tensors(found, (*rows, *self.batch_size[1:]))
 
     def __setitem__(self, name: str, tensor: Any) -> None:
-        self._check(name, tensor)
-        self._tensors[name] = tensor
-
-    def __delitem__(self, name: str) -> None:
-        del self._tensors[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A tensor, or the default."""
-        return self._tensors.get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Take a tensor out."""
-        return self._tensors.pop(name, *default)
+        if tuple(tensor.shape[: len(self.batch_size)]) != self.batch_size:
+            raise RuntimeError(
+                f"{name!r} has shape {tuple(tensor.shape)}, the batch size is {self.batch_size}"
+            )
+        super().__setitem__(name, tensor)
 
     def select(self, *names: str) -> Tensors:
         """These alone."""
-        return Tensors({name: self._tensors[name] for name in names}, self.batch_size)
+        return self._with({name: self[name] for name in names})
 
     def rename_key_(self, old: str, new: str) -> Tensors:
         """Give one another name, in place."""
-        if new in self._tensors:
+        if new in self:
             raise KeyError(f"there is a tensor {new!r} already")
-        self._tensors = {new if n == old else n: t for n, t in self._tensors.items()}
+        self[new] = self.pop(old)
         return self
 
-    def update(self, others: Mapping[str, Any]) -> Tensors:
+    def update(self, others: Mapping[str, Any]) -> Tensors:  # type: ignore[override]
         """Add others, or put them in place of its own."""
         for name, tensor in others.items():
             self[name] = tensor
@@ -102,22 +76,22 @@ class Tensors:
 
     def to(self, device: Any) -> Tensors:
         """The same on a device."""
-        return Tensors({n: t.to(device) for n, t in self._tensors.items()}, self.batch_size)
+        return self._with({name: tensor.to(device) for name, tensor in self.items()})
 
     def clone(self) -> Tensors:
         """Copies of all tensors."""
-        return Tensors({n: t.clone() for n, t in self._tensors.items()}, self.batch_size)
+        return self._with({name: tensor.clone() for name, tensor in self.items()})
 
     def copy(self) -> Tensors:
         """Another dict of the same tensors."""
-        return Tensors(self._tensors, self.batch_size)
+        return self._with(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict of the tensors."""
-        return dict(self._tensors)
+        return dict(self.items())
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {tuple(t.shape)}" for name, t in self._tensors.items())
+        shown = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in self.items())
         return f"Tensors({shown or 'none'}; batch_size {self.batch_size})"
 
 
