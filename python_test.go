@@ -51,6 +51,7 @@ class Role(Worker):
     def types(self, *args): return [type(a).__name__ for a in args]
     def config(self): return self.worker_config["lr"]
     def array(self, a): return a * 2
+    def long(self, text): return {"text": text + "!", "bytes": bytearray(text.encode()), "back": [text]}
     def fail(self): raise ValueError("no rows")
     def spin(self):
         while True: pass
@@ -112,6 +113,15 @@ func TestPythonClusters(t *testing.T) {
 	twice, err := muster.RankZero[[]float64](ctx, c, "array", muster.ArrayOf([]float64{1, 2.5}))
 	if err != nil || !reflect.DeepEqual(twice, []float64{2, 5}) {
 		t.Error(twice, err)
+	}
+	text := strings.Repeat("é", 1<<20)
+	long, err := muster.RankZero[struct {
+		Text  string
+		Bytes []byte
+		Back  []string
+	}](ctx, c, "long", text)
+	if err != nil || long.Text != text+"!" || string(long.Bytes) != text || len(long.Back) != 1 || long.Back[0] != text {
+		t.Error(len(long.Text), len(long.Bytes), len(long.Back), err)
 	}
 	if lr, err := muster.RankZero[float64](ctx, c, "config"); err != nil || lr != 0.5 {
 		t.Error(lr, err)

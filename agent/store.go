@@ -25,7 +25,8 @@ const (
 	shareOfAvailable = 0.8
 	shareOfDisk      = 0.5
 	shareOfFiles     = 4    // one in so many descriptors may be a segment's
-	shareToSpare     = 0.03 // of the machine, that a store never takes
+	shareToSpare     = 0.03 // of the machine, or of the cgroup, that a store never takes
+	leastToSpare     = 64 << 20
 )
 
 // storeOptions says what the store of this node may have.
@@ -34,11 +35,7 @@ func storeOptions(join backend.Join, files uint64) (store.Options, error) {
 	opts := store.Options{
 		Node: join.Node, Name: join.Name, Segments: int(files / shareOfFiles), //nolint:gosec // a limit of descriptors
 	}
-	spare := uint64(float64(memory(root)) * shareToSpare)
-	opts.Free = func() uint64 {
-		free := availableMemory(root)
-		return free - min(free, spare)
-	}
+	opts.Free = func() uint64 { return freeMemory(root) }
 	var err error
 	if text := os.Getenv("MUSTER_STORE_BYTES"); text == "" {
 		opts.Budget = defaultBudget(root) / uint64(max(1, join.Sharing))
@@ -51,16 +48,30 @@ func storeOptions(join backend.Join, files uint64) (store.Options, error) {
 
 // defaultBudget is what all stores of a machine may have together.
 func defaultBudget(root fs.FS) uint64 {
-	total := float64(memory(root)) * shareOfMemory
-	for _, g := range memoryGroups(root) {
-		if g.limit > 0 {
-			total = min(total, float64(g.limit)*shareOfMemory)
-		}
-	}
+	total := float64(memoryLimit(root)) * shareOfMemory
 	if available := meminfo(root, "MemAvailable:"); available > 0 {
 		total = min(total, float64(available)*shareOfAvailable)
 	}
 	return uint64(total)
+}
+
+// memoryLimit is what all processes here may have together: the machine's memory,
+// or less, as a cgroup says that this one is in.
+func memoryLimit(root fs.FS) uint64 {
+	least := memory(root)
+	for _, g := range memoryGroups(root) {
+		if g.limit > 0 && (least == 0 || g.limit < least) {
+			least = g.limit
+		}
+	}
+	return least
+}
+
+// freeMemory is what a store may take now.
+func freeMemory(root fs.FS) uint64 {
+	free, limit := availableMemory(root), memoryLimit(root)
+	spare := max(uint64(float64(limit)*shareToSpare), min(limit/4, leastToSpare))
+	return free - min(free, spare)
 }
 
 // availableMemory is what can be taken now without another process having to

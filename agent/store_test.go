@@ -140,3 +140,22 @@ func TestMemoryForStores(t *testing.T) {
 		}
 	}
 }
+
+// What is left alone is a share of what there is: of a job's part of a large
+// machine too, which would else be nothing to a store.
+func TestMemoryThatIsLeftAlone(t *testing.T) {
+	const mib = 1 << 20
+	root := files(
+		"proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 60000000 kB\n", "proc/self/cgroup", "0::/job\n",
+		"sys/fs/cgroup/job/memory.max", "1073741824\n", "sys/fs/cgroup/job/memory.current", "268435456\n",
+	)
+	if got := freeMemory(root); got != 704*mib { // the least that is left alone is more
+		t.Errorf("%d MiB are free of 768", got/mib)
+	}
+	if got := freeMemory(files("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 1048576 kB\n")); got != 0 {
+		t.Errorf("%d MiB are free of a machine that has none to spare", got/mib)
+	}
+	if got := freeMemory(files("proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 60000000 kB\n")); got < 56*1024*mib-2048*mib || got > 56*1024*mib {
+		t.Errorf("%d MiB are free of a large machine", got/mib)
+	}
+}

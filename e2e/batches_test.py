@@ -187,7 +187,7 @@ def test_a_view_outlives_everything_else(a: Cluster, b: Cluster) -> None:
     a.keep(sent)
     a.keep_handle(sent)
     del sent
-    for i in range(30):
+    for i in range(110):
         other = b.double(Batch({"x": np.full((n, 1024), i, np.int64)}))
         assert int(other["x"].sum()) == 2 * i * n * 1024
         del other

@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import muster
 from muster import Batch, Cluster, Instances, ResourceManager, WorkerConfig, _context
 from roles import Echo, Probe, Waits
 from running import IMPORTS, environment, eventually, session
+from setups import Trainer, Weighty, nothing_left
+from stages import MIB, objects
 
 FOUR = {"num_gpus_per_node": 4}
 
@@ -265,3 +268,16 @@ def test_an_outlook_says_who_holds_what() -> None:
             ResourceManager.outlook(1, 1, strategy="NEAR")
         with pytest.raises(ValueError, match="MUSTER_BACKEND=ray"):
             ResourceManager.outlook(1, 1, labels={"zone": "a"})
+
+
+def test_what_all_are_made_with_lies_in_the_store_once() -> None:
+    weights = np.ones(4 * MIB, np.uint8)
+    config = Weighty(world_size=2, weights=weights)
+    with session("2x8"):
+        with Instances("many", Trainer, config, pool={"num_gpus_per_node": 0}, count=3) as many:
+            weights[:] = 3  # what those have that come later is what the first ones have
+            many.scale(5)
+            for one in many:
+                assert [seen[0] for seen in one.seen()] == [4 * MIB] * 2
+            assert len(objects()) == 1, objects()
+        nothing_left()

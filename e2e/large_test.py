@@ -36,6 +36,14 @@ class Large(Worker):
     def rows(self, rows: list[Any]) -> list[Any]:
         return [row + self.rank for row in rows]
 
+    @register(Dispatch.DP_MP_COMPUTE)
+    def same(self, rows: list[Any]) -> list[Any]:
+        return rows
+
+    @register(Dispatch.ONE_TO_ALL)
+    def size(self, value: Any) -> int:
+        return len(value)
+
     @register(Dispatch.ONE_TO_ALL)
     def total(self, value: Any) -> tuple[int, int]:
         return value.nbytes, int(value.sum())
@@ -130,6 +138,18 @@ def nothing_held(request: pytest.FixtureRequest) -> Iterator[None]:
         assert eventually(lambda: not objects()), objects()
 
 
+class Sample:
+    """What only pickle can send."""
+
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sample) and same(self.held, other.held)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 VALUES: dict[str, Any] = {
     "array": np.arange(MIB),
     "fortran": np.asfortranarray(np.arange(MIB).reshape(1024, 1024)),
@@ -139,6 +159,10 @@ VALUES: dict[str, Any] = {
     "many": [np.full(50_000, n) for n in range(60)],
     "at the limit": [bytes(256 << 10), bytes((256 << 10) - 1), np.zeros(256 << 10, np.uint8)],
     "empty": [np.zeros((0, 5)), np.zeros(MIB)],
+    "text": ["ä" * MIB, {"a": ("b" * MIB, "\udc80" * MIB)}, {"k" * MIB: "short"}],
+    "texts": [{"n": n, "text": str(n) * 20_000} for n in range(500)],
+    "a bytearray and views": [bytearray(MIB), memoryview(bytes(MIB)), memoryview(bytearray(MIB))],
+    "an object": [Sample("a" * MIB, np.arange(MIB), [b"x" * MIB])],
 }
 
 
@@ -165,6 +189,9 @@ def test_lists_are_cut_and_joined(c: Cluster) -> None:
     rows = [np.full(100_000, n) for n in range(7)]
     back = c.rows(rows)
     assert [int(row[0]) for row in back] == [0, 1, 2, 3, 5, 6, 7]
+    for count, size in ((7, MIB), (700, 20_000)):
+        texts = [chr(97 + n % 26) * size for n in range(count)]
+        assert c.same(texts) == texts
     each = c.back(PerRank([np.zeros(MIB), np.ones(MIB)]))
     assert [float(value.sum()) for value in each] == [0, MIB]
 

@@ -145,8 +145,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group of 256 MiB, below the one that this test runs in."""
+def group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A control group of 256 MiB or as many as are asked for, below the one that this runs in."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     mine = {names: path for _, names, path in (line.split(":", 2) for line in lines)}
     if "memory" in mine:
@@ -156,7 +156,7 @@ def group() -> Iterator[Path]:
     path /= f"muster-test-{os.getpid()}"
     try:
         path.mkdir()
-        (path / limit).write_text(str(256 << 20))
+        (path / limit).write_text(str(getattr(request, "param", 256) << 20))
     except OSError as error:
         if path.is_dir():
             path.rmdir()
@@ -186,6 +186,49 @@ if __name__ == "__main__":
     out = output_of(run_script(tmp_path, source, str(group)))
     assert "hungry-1" in out and "SIGKILL" in out and "I am hungry" in out
     assert "memory" in out.lower(), "that it was the kernel, and why"
+
+
+@pytest.mark.parametrize("group", [512], indirect=True)
+@pytest.mark.parametrize("budget", ["", "4GiB"])
+@pytest.mark.parametrize("spill", ["off", "on"])
+def test_batches_in_a_group_of_little_memory(
+    tmp_path: Path, group: Path, budget: str, spill: str
+) -> None:
+    """Who holds more than the group has is told, or it goes to disk; the kernel kills nobody, also
+    where the budget is more than there is."""
+    source = r"""
+import numpy as np
+from muster import Batch
+class Doubling(Worker):
+    @register(Dispatch.DP_MP_COMPUTE)
+    def double(self, b):
+        return Batch({"x": b["x"] * 2})
+if __name__ == "__main__":
+    with open(sys.argv[1] + "/cgroup.procs", "w") as f:
+        f.write(str(os.getpid()))
+    c = Cluster(name="two", worker_cls=Doubling, resource_manager=ResourceManager(0, 1),
+                worker_config=WorkerConfig(world_size=2))
+    held = []
+    try:
+        for i in range(150):
+            held.append(c.double(Batch({"x": np.full((512, 1024), i)})))
+    except muster.StoreFullError as error:
+        print("told", "memory" in str(error), f"process {os.getpid()}" in str(error))
+    print("held", len(held), flush=True)
+    while held:  # what is read is put together in this process
+        x = held.pop()["x"]
+        assert x[0, 0] == x[-1, -1] == 2 * len(held)
+    print("then", int(c.double(Batch({"x": np.full((512, 1024), 7)}))["x"][5, 5]))
+"""
+    variables = {"MUSTER_SPILL_DIR": "off" if spill == "off" else str(tmp_path)}
+    if budget:
+        variables["MUSTER_STORE_BYTES"] = budget
+    out = output_of(run_script(tmp_path, source, str(group), **variables)).splitlines()
+    assert out[-1] == "then 14"
+    if spill == "on":
+        assert out[:-1] == ["held 150"]
+    else:
+        assert out[0] == "told True True" and 4 <= int(out[1].split()[1]) < 150
 
 
 @pytest.fixture

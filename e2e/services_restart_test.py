@@ -12,7 +12,9 @@ import pytest
 import muster
 import parts
 from muster import Cluster, WorkerConfig
-from restart_test import replace_head
+from muster.compat import ray
+from restart_test import head, kill_head, replace_head
+from roles import Probe
 from running import BINARY, eventually, run, session
 
 pytestmark = pytest.mark.chaos
@@ -66,3 +68,21 @@ def test_killed_while_one_is_made(virtual: str, tmp_path: Path) -> None:
         assert len(set(found)) == 1
         assert muster.list_services() == ["slow"]
         assert str(found[0].call("pid")) == begun.read_text().split()[1]
+
+
+@pytest.mark.parametrize("virtual", ["1x2", "1x2+relay"])
+def test_what_was_killed_for_good_stays_dead(virtual: str) -> None:
+    """The head is killed as soon as it has said that a rank is gone, and what comes next knows
+    that nobody is to take its place."""
+    config = WorkerConfig(world_size=2, on_failure="restart_worker")
+    with session(virtual), Cluster("two", Probe, worker_config=config) as two:
+        for _ in range(2):
+            old = head()
+            ray.kill(two.workers[1])
+            kill_head()
+            assert two.workers[0].call("pid") > 0
+            assert head() != old
+            with pytest.raises(muster.WorkerDiedError, match="two-1"):
+                two.workers[1].call("pid")
+        assert [worker["state"] for worker in two._describe()["workers"]] == ["ready", "dead"]
+        assert two._describe()["restarts"] == 0

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import muster
-from muster import Cluster, WorkerConfig
+from large_test import Large
+from muster import Batch, Cluster, WorkerConfig
 from restart_test import head, replace_head
 from running import eventually, run_script, session
 from setups import Dropper, Holder, Scribbler, Trainer, Weighty, died, nothing_left, restarting
@@ -161,6 +162,27 @@ def test_the_head_has_none_of_it() -> None:
             assert engine.get() == size
         assert made.get() == size
         assert _peak(head()) - before < 25 * MIB
+        made.shutdown()
+        nothing_left()
+
+
+def test_nor_of_large_text() -> None:
+    """As an argument, in a constructor, as a result, in the meta of a batch."""
+    size = 64 * MIB
+    text = "é" * (size // 2)
+    with session("1x2"), Cluster("c", Large, worker_config=WorkerConfig(world_size=2)) as c:
+        before = _peak(head())
+        assert c.size(text) == [len(text)] * 2 and c.size([[text], "b"]) == [2, 2]
+        assert c.workers[0].call("back", {"a": text}) == {"a": text}
+        assert c.size(bytearray(size)) == [size] * 2
+        many = [text[: 20 << 10]] * (size // (40 << 10))
+        assert c.size(many) == [len(many)] * 2
+        made = muster.service(Holder, "text", text, config=restarting())
+        assert made.get(0) == text
+        batch = Batch({"x": np.arange(4)}, meta={"prompt": text})
+        assert [one.meta["prompt"] == text for one in c.back(batch)] == [True, True]
+        assert _peak(head()) - before < 25 * MIB
+        del batch
         made.shutdown()
         nothing_left()
 

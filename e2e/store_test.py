@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -93,6 +95,40 @@ def test_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for i in range(64):
                 held.append(c.double(Batch({"x": rows(1024) + i})))
         del held, h
+        assert eventually(lambda: not objects()), objects()
+        assert sum(node["spilled_bytes"] for node in stores()) == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", range(3))
+def test_the_owner_dies_while_it_is_spilled(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had made is whole, in memory or on disk, another cluster's rows too, and in the end
+    nothing is left."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    rng = random.Random(seed)
+    with session("1x4"), pool(4) as rm, cluster(Stage, rm, name="other", device_mapping="0-1") as o:
+        for _ in range(3):
+            with cluster(Stage, rm, name="mortal", device_mapping="2-3") as mortal:
+                held: list[Batch] = []
+                after = rng.randrange(10, 16)
+                last = mortal.double(Batch({"x": rows(1024)}), blocking=False)
+                with contextlib.suppress(muster.WorkerDiedError):
+                    while len(held) < 30:
+                        held.append(muster.get(last))
+                        last = mortal.double(Batch({"x": rows(1024) + len(held)}), blocking=False)
+                        if len(held) == after:  # by now, each that is made has another spilled
+                            os.kill(mortal.workers[rng.randrange(2)].pid, signal.SIGKILL)
+                assert len(held) < 30
+                assert sum(node["spilled_bytes"] for node in stores()) > 0
+                for i, made in enumerate(held):
+                    assert np.array_equal(made["x"], (rows(1024) + i) * 2)
+                    assert len(o.double(made)) == 1024
+                del held, last, made
+        gc.collect()
         assert eventually(lambda: not objects()), objects()
         assert sum(node["spilled_bytes"] for node in stores()) == 0
     assert not list(tmp_path.iterdir())

@@ -270,7 +270,7 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 		h.mu.Lock()
 		return &wire.Empty{}, err
 	case "cluster.kill":
-		workers, err := cl.doomedLocked(ref)
+		workers, err := h.doomedLocked(cl, ref)
 		if err != nil {
 			return nil, err
 		}

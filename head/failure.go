@@ -51,11 +51,6 @@ func (h *Head) restartLocked(w *worker, about *spec.Error, b *batch) bool {
 	if !cl.up || !cl.spec.Restarts() || w.final || h.isOver || h.clusters[cl.Number] != cl || w.node.lost != nil {
 		return false
 	}
-	count, wait, ok := cl.budget.take(time.Now())
-	if !ok {
-		about.Message += fmt.Sprintf("; it is not restarted: %s (max_restarts)", cl.used(count))
-		return false
-	}
 	r := &restart{cl: cl, ranks: []int{w.Rank}, old: []*worker{w}, cause: about, over: make(chan struct{})}
 	what := "it"
 	if cl.spec.OnFailure == spec.OnFailureCluster {
@@ -63,6 +58,15 @@ func (h *Head) restartLocked(w *worker, about *spec.Error, b *batch) bool {
 		for rank := range cl.workers {
 			r.ranks = append(r.ranks, rank)
 		}
+	}
+	if killed := killedForGood(r.old); killed != nil {
+		about.Message += "; the cluster is not restarted: " + killed.Message
+		return false
+	}
+	count, wait, ok := cl.budget.take(time.Now())
+	if !ok {
+		about.Message += fmt.Sprintf("; it is not restarted: %s (max_restarts)", cl.used(count))
+		return false
 	}
 	down := make([]*call.Worker, len(r.old))
 	for i, old := range r.old {
@@ -134,7 +138,7 @@ func (h *Head) restart(r *restart, wait time.Duration) {
 		var b batch
 		h.mu.Lock()
 		count, next, ok := r.cl.budget.take(time.Now())
-		ok = ok && failed.Code != spec.CodeNodeLost && r.ctx.Err() == nil && !slices.ContainsFunc(r.old, func(w *worker) bool { return w.final })
+		ok = ok && failed.Code != spec.CodeNodeLost && r.ctx.Err() == nil && killedForGood(r.old) == nil
 		if ok {
 			h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed (%s); trying again, %s", ranksText(r.ranks), firstLine(failed.Message), r.cl.used(count)))
 		} else {
@@ -182,9 +186,9 @@ func (h *Head) attempt(r *restart) *spec.Error {
 	if err := h.setupLost(r.cl); err != nil {
 		return err
 	}
-	t := h.startAgain(r)
+	t, err := h.startAgain(r)
 	if t == nil {
-		return nil // given up meanwhile
+		return err
 	}
 	timeout := time.Duration(r.cl.spec.StartupSeconds * float64(time.Second))
 	ctx, cancel := context.WithTimeout(r.ctx, timeout)
@@ -248,13 +252,17 @@ func (h *Head) endWorkers(r *restart, grace time.Duration) *spec.Error {
 	return nil
 }
 
-// startAgain makes the workers of a try.
-func (h *Head) startAgain(r *restart) *try {
+// startAgain makes the workers of a try; none where the restart was given up, or
+// one of its ranks killed for good, since it was begun.
+func (h *Head) startAgain(r *restart) (*try, *spec.Error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	cl := r.cl
 	if r.ctx.Err() != nil {
-		return nil
+		return nil, nil
+	}
+	if killed := killedForGood(r.old); killed != nil {
+		return nil, killed
 	}
 	t := &try{cause: r.cause, waits: map[*worker]bool{}, reports: map[int]spec.RankInfo{}, settled: make(chan struct{})}
 	workers := slices.Clone(cl.workers) // who reads the old list goes on with that
@@ -270,7 +278,7 @@ func (h *Head) startAgain(r *restart) *try {
 	cl.workers, r.old = workers, t.workers
 	h.noteClusterLocked(cl)
 	h.progressLocked(wire.Progress{Subject: "cluster " + cl.Name, Doing: "restarting " + ranksText(r.ranks), Total: len(r.ranks)})
-	return t
+	return t, nil
 }
 
 // beginAgain has the new processes do what their ranks were initialized with.

@@ -106,7 +106,7 @@ func (h *Head) noteClusterLocked(cl *cluster) {
 		note.Owner = cl.owner.number
 	}
 	for _, w := range cl.workers {
-		kept := journal.Worker{Number: w.Number, Rank: w.Rank, State: w.state, Pid: w.pid, Why: w.Dead}
+		kept := journal.Worker{Number: w.Number, Rank: w.Rank, State: w.state, Pid: w.pid, Why: w.Dead, Final: w.final}
 		switch {
 		case w.Dead != nil:
 		case w.try != nil:

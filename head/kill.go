@@ -11,8 +11,9 @@ import (
 )
 
 // doomedLocked are the workers that a cluster.kill means, and which stay dead if it
-// says so.
-func (cl *cluster) doomedLocked(ref wire.ClusterRef) ([]*worker, error) {
+// says so: also under a next head, which is why that is written down before any of
+// them is gone.
+func (h *Head) doomedLocked(cl *cluster, ref wire.ClusterRef) ([]*worker, error) {
 	workers := slices.Clone(cl.workers)
 	if len(ref.Ranks) > 0 {
 		workers = workers[:0]
@@ -23,10 +24,23 @@ func (cl *cluster) doomedLocked(ref wire.ClusterRef) ([]*worker, error) {
 			workers = append(workers, cl.workers[rank])
 		}
 	}
-	for _, w := range workers {
-		w.final = w.final || ref.Final
+	if ref.Final {
+		for _, w := range workers {
+			w.final = true
+		}
+		h.noteClusterLocked(cl)
 	}
 	return workers, nil
+}
+
+// killedForGood says which of these ranks cannot be restarted, if so.
+func killedForGood(workers []*worker) *spec.Error {
+	for _, w := range workers {
+		if w.final {
+			return spec.Errorf(spec.CodeWorkerDied, "%s was killed for good", w.Name)
+		}
+	}
+	return nil
 }
 
 // where says from where a caller asks, for those who read of it later.

@@ -150,7 +150,7 @@ func (h *Head) restoreCluster(kept *journal.Cluster) error {
 	}
 	for i, place := range plan.Workers {
 		k := &kept.Workers[i]
-		w := &worker{h: h, cluster: cl, node: h.nodes[p.Nodes[place.Node].Index], place: place, state: k.State, pid: k.Pid}
+		w := &worker{h: h, cluster: cl, node: h.nodes[p.Nodes[place.Node].Index], place: place, state: k.State, pid: k.Pid, final: k.Final}
 		w.Worker = call.Worker{Number: k.Number, Rank: place.Rank, Name: place.Name, Node: w.node.name, Cluster: &cl.Cluster, Serial: kept.Description.Serial, Dead: k.Why}
 		w.token = h.tokenFor("worker " + strconv.Itoa(int(w.Number)))
 		w.gen, w.closed = 1, true

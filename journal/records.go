@@ -88,7 +88,8 @@ type Worker struct {
 	Rank   int         `msg:"rank"`
 	State  string      `msg:"state"`
 	Pid    int         `msg:"pid"`
-	Why    *spec.Error `msg:"why"` // of its death
+	Why    *spec.Error `msg:"why"`   // of its death
+	Final  bool        `msg:"final"` // killed for good: nobody is to take its place
 }
 
 // Beginning is what the ranks of a cluster that restarts them were initialized

@@ -1248,9 +1248,9 @@ func (z *Value) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Worker) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 5
+	// map header, size 6
 	// string "number"
-	o = append(o, 0x85, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
+	o = append(o, 0x86, 0xa6, 0x6e, 0x75, 0x6d, 0x62, 0x65, 0x72)
 	o = msgp.AppendUint32(o, z.Number)
 	// string "rank"
 	o = append(o, 0xa4, 0x72, 0x61, 0x6e, 0x6b)
@@ -1272,6 +1272,9 @@ func (z *Worker) MarshalMsg(b []byte) (o []byte, err error) {
 			return
 		}
 	}
+	// string "final"
+	o = append(o, 0xa5, 0x66, 0x69, 0x6e, 0x61, 0x6c)
+	o = msgp.AppendBool(o, z.Final)
 	return
 }
 
@@ -1334,6 +1337,12 @@ func (z *Worker) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "final":
+			z.Final, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Final")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -1354,5 +1363,6 @@ func (z *Worker) Msgsize() (s int) {
 	} else {
 		s += z.Why.Msgsize()
 	}
+	s += 6 + msgp.BoolSize
 	return
 }

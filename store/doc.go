@@ -23,7 +23,7 @@
 //	sealed   bytes in memory, final     copied out to make room -> spilled; nobody needs it -> freed
 //	spilled  bytes in a file            nobody needs it -> freed
 //	broken   never to be sealed; its    its maker's process ended -> memory freed, and once
-//	         memory may still be written dropped or its maker gone -> freed
+//	         memory may still be written dropped or its maker gone (before or after) -> freed
 //	freed    not known any more
 //
 // And what else an event does:

@@ -28,9 +28,12 @@ func (l *ledger) leave(p *peer) {
 // process could still use.
 func (p *peer) idleLeft() bool { return len(p.views) == 0 && len(p.makes) == 0 }
 
+// ended is the end of its process. The head's word that it is gone may have come
+// before: then also before an object was begun that it had asked for.
 func (l *ledger) ended(p *peer) {
 	delete(l.peers, p)
 	for o := range p.makes {
+		o.released = o.released || !o.held && l.went[p.holder]
 		l.giveBack(o)
 	}
 	for id, v := range p.views {
@@ -198,6 +201,7 @@ func (l *ledger) drop(id uint64) {
 }
 
 func (l *ledger) gone(holder uint64) {
+	l.went[holder] = true
 	for _, o := range l.objects {
 		if o.maker.holder != holder || o.held {
 			continue

@@ -95,6 +95,7 @@ type ledger struct {
 	segments map[uint64]*segment
 	objects  map[uint64]*object
 	peers    map[*peer]bool
+	went     map[uint64]bool       // holders that are gone, of which each is another process
 	pool     *list.List            // of *segment, the longest unused first
 	sizes    map[uint64][]*segment // the same by capacity
 	idle     *list.List            // of *object that could be spilled, the longest unused first
@@ -113,7 +114,7 @@ type todo struct {
 func newLedger(ids, budget, spillLimit uint64, maxSegments int) *ledger {
 	return &ledger{
 		budget: budget, spillLimit: spillLimit, maxSegments: maxSegments, ids: ids,
-		segments: map[uint64]*segment{}, objects: map[uint64]*object{}, peers: map[*peer]bool{},
+		segments: map[uint64]*segment{}, objects: map[uint64]*object{}, peers: map[*peer]bool{}, went: map[uint64]bool{},
 		pool: list.New(), sizes: map[uint64][]*segment{}, idle: list.New(),
 	}
 }

@@ -2,6 +2,8 @@ package store
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -151,6 +153,25 @@ func TestAWriterIsKilled(t *testing.T) {
 	put(t, reader, mib, 5)
 	if s := r.Status(); s.Used != mib || s.Pooled != 0 {
 		t.Errorf("the segment was not used again: %+v", s)
+	}
+}
+
+// A process is killed while it waits for room: the head says that it is gone before
+// what it asked for is begun, and nothing is left of that.
+func TestKilledBeforeItHasRoom(t *testing.T) {
+	r := newRig(t, nil)
+	waiting := r.join(77, 0)
+	r.Objects(&wire.Objects{Gone: []uint64{77}})
+	if _, _, err := r.allocate(t.Context(), waiting, mib); err != nil {
+		t.Fatal(err)
+	}
+	r.leave(waiting)
+	r.until("what it was to write to go", func(s *wire.StoreStatus) bool { return len(s.Objects) == 0 && s.Pooled == mib })
+	// Nor is room made for one that has ended.
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, _, err := r.allocate(ended, r.join(78, 0), mib); !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }
 

@@ -224,7 +224,7 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 	}
 	var spillAt, fullAt <-chan time.Time
 	maySpill, isFull := false, false
-	for {
+	for ctx.Err() == nil { // else nobody is there any more who could use it
 		free := s.opts.Free()
 		var next plan
 		s.mu.Lock()
@@ -271,9 +271,9 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 		case <-fullAt:
 			maySpill, isFull = true, true
 		case <-ctx.Done():
-			return nil, false, ctx.Err()
 		}
 	}
+	return nil, false, ctx.Err()
 }
 
 func errClosed(node string) error {

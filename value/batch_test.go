@@ -312,11 +312,15 @@ func TestLargeBuffersGoThroughTheStore(t *testing.T) {
 		Array Array
 		Small []byte
 		Again []float64
+		Words []string
 	}
-	in := both{slices.Repeat([]byte("ab"), outOfBand), ArrayOf(make([]int32, outOfBand), 2, outOfBand/2), []byte("s"), make([]float64, 3)}
+	in := both{
+		slices.Repeat([]byte("ab"), outOfBand), ArrayOf(make([]int32, outOfBand), 2, outOfBand/2), []byte("s"), make([]float64, 3),
+		[]string{strings.Repeat("é", outOfBand), "s"},
+	}
 	in.Array.Data[77] = 5
 	out, m := passed[both](t, r, in)
-	if !reflect.DeepEqual(in, out) || r.Objects() != 1 || len(m.Bufs) != 2 {
+	if !reflect.DeepEqual(in, out) || r.Objects() != 1 || len(m.Bufs) != 3 || len(m.Raw) > 1<<10 {
 		t.Errorf("%d objects, %d buffers", r.Objects(), len(m.Bufs))
 	}
 	raw, m2 := passed[Raw](t, r, in)

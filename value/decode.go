@@ -54,6 +54,9 @@ func (d *decoder) value(b []byte, v reflect.Value) ([]byte, error) {
 	if err == nil {
 		it, err = it.simple()
 	}
+	if err == nil && it.kind == isExt && (it.code == extText || it.code == extLongArray) {
+		it, err = d.long(it)
+	}
 	if err != nil {
 		return b, err
 	}
@@ -61,6 +64,16 @@ func (d *decoder) value(b []byte, v reflect.Value) ([]byte, error) {
 		return rest, d.contained(it, v)
 	}
 	return d.item(it, rest, v)
+}
+
+// long reads text or a bytearray that is a buffer of the frame, as one that is not.
+func (d *decoder) long(it item) (item, error) {
+	buf, _, err := d.buffer(it)
+	it.kind, it.data = isBytes, buf
+	if it.code == extText {
+		it.kind = isText
+	}
+	return it, err
 }
 
 // contained reads a tuple or set as the list that it holds.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+	"unsafe"
 
 	"github.com/tinylib/msgp/msgp"
 
@@ -92,6 +93,10 @@ func (e *encoder) any(v any) error {
 func (e *encoder) text(s string) error {
 	if !validText(s) {
 		return misfitf("a string that is not UTF-8 (%.40q); send it as []byte", s)
+	}
+	if len(s) >= outOfBand {
+		e.buffered(extText, nil, unsafe.Slice(unsafe.StringData(s), len(s))) // nobody writes to it
+		return nil
 	}
 	e.out.Raw = msgp.AppendString(e.out.Raw, s)
 	return nil

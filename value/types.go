@@ -31,9 +31,11 @@ const (
 	extBytes     = 34
 	extTensor    = 35
 	extBatch     = 36
+	extText      = 37
+	extLongArray = 38
 )
 
-// outOfBand is from which size on bytes are a buffer of the frame.
+// outOfBand is from which size on bytes and text are a buffer of the frame.
 const outOfBand = 256 << 10
 
 // Raw is a value that is passed on as it came. The zero Raw is None.

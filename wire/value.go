@@ -271,5 +271,5 @@ func TypeName(b []byte) string {
 var extNames = map[int8]string{
 	extTuple: "tuple", 2: "set", 3: "frozenset", 4: "dataclass", extPerRank: "PerRank", extBroadcast: "Broadcast",
 	16: "int", 17: "complex", 18: "range", 19: "bytearray", 20: "numpy scalar", extFuture: "future",
-	32: "ndarray", 34: "bytes", 35: "torch tensor", extBatch: "Batch",
+	32: "ndarray", 34: "bytes", 35: "torch tensor", extBatch: "Batch", 37: "str", 38: "bytearray",
 }

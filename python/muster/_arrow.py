@@ -139,8 +139,23 @@ def plain_table(batch: Batch) -> Any:
     """A table without extension types and metadata, for those who know neither."""
     pa = _pyarrow()
     table = to_table(batch)
-    arrays = [_plain(pa, column.combine_chunks()) for column in table.columns]
+    arrays = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        made = None
+        if field.metadata.get(b"muster.kind") == b"object":
+            made = _without_pickle(pa, list(batch[field.name]))
+        arrays.append(_plain(pa, column.combine_chunks()) if made is None else made)
     return pa.Table.from_arrays(arrays, names=table.column_names)
+
+
+def _without_pickle(pa: Any, rows: list[Any]) -> Any:
+    """Objects as an array of a type that Arrow finds for them, as numbers of which some are None,
+    or dicts of the same keys; None where that would not give back the same."""
+    try:
+        made = pa.array(rows)
+        return made if _exactly(made.to_pylist(), rows) else None
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return None
 
 
 def _plain(pa: Any, array: Any) -> Any:

@@ -23,6 +23,9 @@ from ._register import RESERVED_NAMES
 from ._resources import ResourceManager, devices_of
 from ._worker import RankInfo
 
+#: What workers are made with: a value, and its buffers.
+Setup = tuple[bytes, list[Any]]
+
 
 class Cluster:
     """Workers of one class, started, called and stopped as one.
@@ -45,7 +48,30 @@ class Cluster:
         resource_manager: ResourceManager | None = None,
         worker_config: WorkerConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        config = as_worker_config(worker_config)
+        self._start(name, worker_cls, resource_manager, as_worker_config(worker_config), None)
+
+    @classmethod
+    def _made_of(
+        cls,
+        setup: Setup,
+        name: str,
+        worker_cls: type | str,
+        resource_manager: ResourceManager,
+        config: WorkerConfig,
+    ) -> Cluster:
+        """A cluster whose configuration is encoded already."""
+        self = cls.__new__(cls)
+        self._start(name, worker_cls, resource_manager, config, setup)
+        return self
+
+    def _start(
+        self,
+        name: str,
+        worker_cls: type | str,
+        resource_manager: ResourceManager | None,
+        config: WorkerConfig,
+        setup: Setup | None,
+    ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"a cluster's name is text, not {name!r}")
         spec = config.to_spec(name)
@@ -61,7 +87,7 @@ class Cluster:
         spec["class"] = describe_class(worker_cls)
         spec["runtime"] = runtime_of(config)
         spec["runtime"]["command"] = command_of(worker_cls)
-        spec["config"], buffers = encode_config(config, name)
+        spec["config"], buffers = encode_config(config, name) if setup is None else setup
         self.resource_manager: ResourceManager | None = resource_manager
         self.worker_config: WorkerConfig | None = config
         self.initialized = False
@@ -393,7 +419,7 @@ def runtime_of(config: WorkerConfig) -> dict[str, Any]:
     )
 
 
-def encode_config(config: WorkerConfig, name: str) -> tuple[bytes, list[Any]]:
+def encode_config(config: WorkerConfig, name: str) -> Setup:
     """The configuration of a cluster as a value, and its buffers."""
     pickle = config.to_spec("")["pickle"]
     if config.resource_manager is not None:  # which says where workers go, and not with them
@@ -404,7 +430,7 @@ def encode_config(config: WorkerConfig, name: str) -> tuple[bytes, list[Any]]:
 
 def encode_setup(
     value: Any, pickle: str, what: str, before: Callable[[], None] | None = None
-) -> tuple[bytes, list[Any]]:
+) -> Setup:
     """What workers are made with, as a value and its buffers. Large ones lie in the store then,
     where the head holds them for as long as it may have to make a worker anew. ``before`` is
     called where there are any."""

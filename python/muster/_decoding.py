@@ -26,6 +26,7 @@ from ._extensions import (
     FROZENSET,
     FUTURE,
     FUTURE_MARK,
+    LONG_BYTEARRAY,
     MAX_NESTED,
     NDARRAY,
     PER_RANK,
@@ -34,6 +35,7 @@ from ._extensions import (
     SCALAR,
     SET,
     TENSOR,
+    TEXT,
     TUPLE,
     TWO_FLOATS,
 )
@@ -170,7 +172,10 @@ class _Decoder:
         if first + count > len(self.bufs):
             raise self.beyond(first, count)
         if code == PICKLE:
-            return _unpickle(rest, [self.buffer(i) for i in range(first, first + count)])
+            buffers = [self.buffer(i) for i in range(first, first + count)]
+            if not rest and buffers:  # it is long itself
+                return _unpickle(memoryview(buffers[0]), buffers[1:])
+            return _unpickle(rest, buffers)
         if count != 1:
             raise ProtocolError(f"extension {code} has one buffer, not {count}")
         buffer = self.buffer(first)
@@ -178,6 +183,10 @@ class _Decoder:
             return _arrays.array_from(self.inner(rest, list), memoryview(buffer))
         if code == BYTES:
             return bytes(buffer)
+        if code == TEXT:
+            return str(buffer, "utf-8", "surrogatepass")
+        if code == LONG_BYTEARRAY:
+            return bytearray(buffer)
         if code == TENSOR:
             return _arrays.tensor_from(self.inner(rest, list), memoryview(buffer))
         raise ProtocolError(f"a value has the unknown extension {code}")

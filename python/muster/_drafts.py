@@ -293,11 +293,15 @@ def describe_given(value: Any) -> str:
     """The type of what take() gave, for people; found without drafting it."""
     if not isinstance(value, list) and value.dtype != object:
         return _described(value, [])
-    kinds = set(map(type, value)) - {type(None)}
-    if len(kinds) != 1:
+    kinds = set(map(type, value))
+    whole = type(None) not in kinds
+    kinds.discard(type(None))
+    if len(kinds) != 1 or (not whole and kinds <= _NUMBERS.keys()):
         return "object"
     first = next(row for row in value if row is not None)
     if kinds == {list}:
+        if not set(map(type, first)) <= _NUMBERS.keys():
+            return "object"
         first = np.array(first or [0])
     if len(getattr(first, "shape", ())):
         return _described(first, ["*"])

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
-from . import _context, _errors
-from ._cluster import Cluster
+from . import _context, _errors, _objects
+from ._cluster import Cluster, Setup, encode_config
 from ._config import WorkerConfig, as_seconds, as_worker_config
 from ._resources import ResourceManager
 
@@ -51,6 +51,8 @@ class Instances:
         self._pool = _pool_arguments(pool)
         self._changing = threading.Lock()  # one change at a time
         self._made: dict[int, tuple[ResourceManager, Cluster]] = {}
+        self._encoding = threading.Lock()
+        self._kept: tuple[_objects.Ledger | None, Setup] | None = None
         self.scale(count)
 
     def scale(self, count: int, *, drain: float = math.inf) -> None:
@@ -96,8 +98,9 @@ class Instances:
             pool = ResourceManager(**self._pool)
             name = f"{self.name}-{number}"
             try:
+                setup = self._setup()  # a pool is there, and with it a store
                 starting.add(name)
-                cluster = Cluster(name, self._class, pool, self._config)
+                cluster = Cluster._made_of(setup, name, self._class, pool, self._config)
             except BaseException:
                 starting.discard(name)
                 pool.destroy_placement_group()
@@ -116,6 +119,17 @@ class Instances:
             raise
         self._made = dict(sorted({**self._made, **made}.items()))
 
+    def _setup(self) -> Setup:
+        """The configuration as all of them get it, now and later: large parts lie in the store
+        once, for as long as there may be another instance."""
+        with self._encoding:
+            ledger = _objects.ledger()
+            if self._kept is None or self._kept[0] is not ledger:  # else of a session before
+                body, buffers = encode_config(self._config, self.name)
+                own = [buf if type(buf) is _objects.Stored else bytes(buf) for buf in buffers]
+                self._kept = ledger, (body, own)
+            return self._kept[1]
+
     def _end(self, numbers: Sequence[int], drain: float) -> None:
         going = [self._made[number] for number in numbers]
         # Whoever asks from now on is told of the others.
@@ -130,6 +144,7 @@ class Instances:
     def shutdown(self, *, drain: float = 0.0) -> None:
         """End all of them; returns when they are gone. It may be called again."""
         self.scale(0, drain=drain)
+        self._kept = None
 
     def __len__(self) -> int:
         return len(self._made)

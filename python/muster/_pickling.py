@@ -7,6 +7,7 @@ cannot import. This module never decides *whether* a value may be pickled.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
@@ -14,6 +15,8 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from . import _arrays
 
 MAINS = ("__main__", "__muster_main__")
 _INLINE = 1024  # buffers below this cost less inside the pickle than beside it
@@ -45,7 +48,7 @@ def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:
     buffers: list[Any] = []
     callback = _collector(buffers, room) if room > 0 else None
     try:
-        data = pickle.dumps(obj, 5, buffer_callback=callback)
+        data = _dumps(obj, callback)
     except Exception:
         # Said by cloudpickle again, and better, where it cannot do it either.
         buffers.clear()
@@ -54,6 +57,17 @@ def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:
         buffers.clear()
         return _cloud_pickler().dump_all(obj, callback), buffers
     return data, buffers
+
+
+def _dumps(obj: object, callback: Callable[[Any], bool] | None) -> bytes:
+    tensor = _tensor_class()
+    if tensor is None:
+        return pickle.dumps(obj, 5, buffer_callback=callback)
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, 5, buffer_callback=callback)
+    pickler.dispatch_table = {**copyreg.dispatch_table, tensor: _reduce_tensor}
+    pickler.dump(obj)
+    return file.getvalue()
 
 
 def dumps_exception(exc: BaseException) -> bytes:
@@ -128,6 +142,8 @@ def _cloud_pickler() -> Any:
                 return reduce_exception(obj)
             if isinstance(obj, memoryview):
                 return _reduce_view(obj)
+            if type(obj) is _tensor_class():
+                return _reduce_tensor(obj)
             if isinstance(obj, io.TextIOWrapper) and obj not in (sys.stdout, sys.stderr):
                 # cloudpickle would send what is in the file, as something else.
                 raise TypeError("cannot pickle an open file")
@@ -146,18 +162,41 @@ def _cloud_pickler() -> Any:
 
 
 def _reduce_view(view: memoryview) -> tuple[Any, ...]:
-    data = view.tobytes()
-    held = data if view.readonly else bytearray(data)
+    if view.c_contiguous:
+        held: Any = pickle.PickleBuffer(view)  # out of band where it is large
+    else:
+        data = view.tobytes()
+        held = data if view.readonly else bytearray(data)
     return _restore_view, (held, view.format, view.shape)
 
 
 def _restore_view(data: Any, format: str, shape: Sequence[int]) -> memoryview:
     view = memoryview(data)
+    if view.format != "B" or view.ndim != 1:
+        view = view.cast("B")
     if format == "B" and len(shape) == 1:
         return view
     if 0 in shape:
         return view.cast(format)  # type: ignore[call-overload, no-any-return]
     return view.cast(format, list(shape))  # type: ignore[call-overload, no-any-return]
+
+
+def _tensor_class() -> Any:
+    """torch's, where it is loaded."""
+    return getattr(sys.modules.get("torch"), "Tensor", None)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """A plain tensor as its bytes, out of band where it is large: torch's own way is to write
+    a file with a copy of all of the storage that it is a part of."""
+    parts = _arrays.tensor_parts(sys.modules["torch"], tensor)
+    if parts is None:
+        return tensor.__reduce_ex__(5)
+    return _restore_tensor, (parts[0], pickle.PickleBuffer(parts[1]))
+
+
+def _restore_tensor(meta: Any, data: Any) -> Any:
+    return _arrays.tensor_from(meta, memoryview(data))
 
 
 # --- exceptions ----------------------------------------------------------------

@@ -168,7 +168,7 @@ def weights(what: str, values: Any) -> NDArray[np.float64]:
         raise TypeError(f"{what} is no number for each row, and no rows with lengths")
     made: NDArray[np.float64] = found.astype("<f8")
     if not (np.isfinite(made).all() and (made >= 0).all()):
-        raise ValueError(f"{what} has negative numbers, infinities or NaN; weights have none")
+        raise ValueError(f"{what}: weights are no negative numbers, infinities or NaN")
     return made
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
-from . import _arrays, _blame, _pickling, _records
+from . import _arrays, _blame, _bulk, _pickling, _records
+from ._bulk import OUT_OF_BAND
 from ._decoding import decode
 from ._errors import EncodingError, MusterError
 from ._extensions import (
@@ -31,6 +32,7 @@ from ._extensions import (
     FROZENSET,
     FUTURE,
     FUTURE_MARK,
+    LONG_BYTEARRAY,
     MAX_NESTED,
     NDARRAY,
     PER_RANK,
@@ -39,6 +41,7 @@ from ._extensions import (
     SCALAR,
     SET,
     TENSOR,
+    TEXT,
     TUPLE,
     TWO_FLOATS,
 )
@@ -57,7 +60,6 @@ __all__ = [
     "set_main_importable",
 ]
 
-OUT_OF_BAND = 256 << 10  # bytes of at least this size become a buffer of the frame
 _MAX_BUFFERS = 60_000  # a frame has room for 65,535; beyond this, arrays lie in pickles
 _MAX_LEVELS = 480  # lists, dicts and extensions inside each other; the head refuses at 512
 
@@ -98,22 +100,29 @@ def encode(obj: Any, bufs: list[Any], pickle: str = "on") -> bytes:
 
     EncodingError where it cannot be sent; bufs is then as it was.
     """
+    least = 0
+    data: bytes
     try:
         if type(obj) is not list or not obj or type(obj[0]) is not tuple:
             if _plain(obj):
-                return _pack_plain(obj)
+                data = _pack_plain(obj)
+                least = _bulk.least(data, [[obj]]) if len(data) >= OUT_OF_BAND else 0
+                if not least:
+                    return data
         elif _only_tuples(map(type, obj)) and _only_leaves(map(type, chain.from_iterable(obj))):
             # As many results are: each tuple is packed, put into an extension, and all of them
             # are packed, without a step in Python.
             pack = _Shared.pack
             packed = zip(_TUPLE_CODES, map(pack, map(list, obj)), strict=False)
-            data: bytes = pack([*map(_new, _EXT_TYPES, packed)])
+            data = pack([*map(_new, _EXT_TYPES, packed)])
             if len(data) > _LARGE:
                 _Shared.pack = _Packer(**_OPTIONS).pack  # as in _pack_plain
-            return data
+                least = _bulk.least(data, obj)
+            if not least:
+                return data
     except OverflowError:
         pass
-    return _Encoder(bufs, pickle).whole("the value", obj)
+    return _Encoder(bufs, pickle).whole("the value", obj, least=least)
 
 
 def encode_payload(
@@ -126,7 +135,9 @@ def encode_payload(
             return passed
     elif all(map(_plain, args)) and (not kwargs or all(map(_plain, kwargs.values()))):
         try:
-            return _pack_plain([[*args], kwargs])
+            data = _pack_plain([[*args], kwargs])
+            if len(data) < OUT_OF_BAND or not _bulk.least(data, [args, kwargs.values()]):
+                return data
         except OverflowError:
             pass
     encoder = _Encoder(bufs, pickle)
@@ -167,6 +178,8 @@ def _plain(obj: Any) -> bool:
         return _only_leaves(map(type, obj))
     if kind is dict:
         return _only_leaves(map(type, obj)) and _only_leaves(map(type, obj.values()))
+    if kind is str:
+        return len(obj) < OUT_OF_BAND
     return kind in _LEAVES
 
 
@@ -205,21 +218,29 @@ def _head(small: int, large: int, n: int) -> bytes:
 class _Encoder:
     """Encodes the values of one frame."""
 
-    __slots__ = ("bufs", "depth", "levels", "pickle")
+    __slots__ = ("bufs", "depth", "least", "levels", "pickle")
 
     def __init__(self, bufs: list[Any], pickle: str) -> None:
         self.bufs = bufs
         self.pickle = pickle
         self.depth = 0  # of extensions
         self.levels = 0  # of lists and dicts as well
+        self.least = 0  # from which size on text and bytes become buffers; 0: as they do at first
 
-    def whole(self, label: str, obj: object, mark: bool = False) -> bytes:
+    def whole(self, label: str, obj: object, mark: bool = False, least: int = 0) -> bytes:
         """A value with nothing around it; label names it in errors."""
         start = len(self.bufs)
+        if not least and type(obj) is str and len(obj) >= OUT_OF_BAND:
+            least = OUT_OF_BAND
         try:
-            if mark and isinstance(obj, Mark):
-                return _pack(self.mark(obj))
-            return self.one(obj, cuttable=True)
+            self.least = least
+            data = self.top(obj, mark)
+            if not least and len(data) >= OUT_OF_BAND:
+                self.least = _bulk.least(data, _inside(obj))
+                if self.least:
+                    del self.bufs[start:]
+                    data = self.top(obj, mark)
+            return data
         except _Refused as refused:
             del self.bufs[start:]
             raise _explain(label, obj, refused) from None
@@ -231,6 +252,11 @@ class _Encoder:
             raise EncodingError(
                 f"{label}, a {_blame.type_name(obj)}, cannot be sent: {type(error).__name__}: {error}"
             ) from error
+
+    def top(self, obj: object, mark: bool) -> bytes:
+        if mark and isinstance(obj, Mark):
+            return _pack(self.mark(obj))
+        return self.one(obj, cuttable=True)
 
     def one(self, obj: object, cuttable: bool = False) -> bytes:
         """A value, by whatever way is left where it is nested too deeply."""
@@ -267,7 +293,7 @@ class _Encoder:
             levels, trapped = _survey(obj, obj.values())
         elif kind in _TRAPS or kind is bytes:
             trapped = True
-        if trapped:
+        if trapped or self.least:
             obj = self.disarm(obj)
         self.depth += 1
         self.levels += levels
@@ -279,15 +305,31 @@ class _Encoder:
         return data
 
     def disarm(self, obj: Any) -> Any:
-        """obj with what msgpack would mistake for something else put into extensions."""
+        """obj with what msgpack would mistake for something else put into extensions, and what is
+        long."""
         kind = type(obj)
         if kind is list:
+            if _bulk.only_numbers(map(type, obj)):
+                return obj
             return [self.disarm(item) for item in obj]
         if kind is dict:
-            return {self.disarm(key): self.disarm(value) for key, value in obj.items()}
-        if kind in _TRAPS or (kind is bytes and len(obj) >= OUT_OF_BAND):
+            return {
+                key if type(key) is str else self.disarm(key): self.disarm(value)
+                for key, value in obj.items()
+            }
+        if kind is str:
+            if not self.least or not _bulk.long(obj, self.least) or self.crowded():
+                return obj
+            return self.buffered(TEXT, b"", obj.encode("utf-8", "surrogatepass"))
+        if kind in _TRAPS or (kind is bytes and self.long(obj)):
             return self.default(obj)
         return obj
+
+    def long(self, data: Any) -> bool:
+        return len(data) >= (self.least or OUT_OF_BAND) and not self.crowded()
+
+    def crowded(self) -> bool:
+        return len(self.bufs) >= _MAX_BUFFERS
 
     def mark(self, mark: Mark) -> Any:
         if isinstance(mark, PerRank):
@@ -314,6 +356,8 @@ class _Encoder:
         if kind is range:
             return _ext(RANGE, self.nested([obj.start, obj.stop, obj.step]))
         if kind is bytearray:
+            if self.long(obj):
+                return self.buffered(LONG_BYTEARRAY, b"", bytes(obj))
             return _ext(BYTEARRAY, bytes(obj))
         if kind is bytes:
             return self.buffered(BYTES, b"", obj)
@@ -371,8 +415,18 @@ class _Encoder:
             if isinstance(error, RecursionError) or "deep recursion" in str(error):
                 raise _Refused(obj, "it is nested too deeply") from None
             raise _Refused(obj, f"{type(error).__name__}: {error}") from None
+        if self.long(data):
+            self.bufs += [data, *buffers]
+            return _ext(PICKLE, FIRST_COUNT.pack(first, 1 + len(buffers)))
         self.bufs += buffers
         return _ext(PICKLE, FIRST_COUNT.pack(first, len(buffers)) + data)
+
+
+def _inside(obj: Any) -> list[list[Any]]:
+    """A value as `_bulk` looks at it; a mark is no value."""
+    if isinstance(obj, PerRank):
+        return [obj.values]
+    return [[obj.value if isinstance(obj, Broadcast) else obj]]
 
 
 def _pack_meta(meta: object) -> bytes:

@@ -48,3 +48,25 @@ def unsent(parts: Sequence[Any], done: int) -> list[memoryview]:
         left.append(memoryview(part)[done:])
         done = 0
     return left
+
+
+_FEW = 64  # pieces of a frame that are left as they are
+_SHORT = 4 << 10
+
+
+def joined(pieces: list[Any]) -> list[Any]:
+    """The pieces, where they are very many with short ones put together: each send looks through
+    all that is left."""
+    if len(pieces) < _FEW:
+        return pieces
+    made: list[Any] = []
+    run: list[Any] = []
+    for piece in pieces:
+        if (len(piece) if type(piece) is bytes else piece.nbytes) <= _SHORT:
+            run.append(piece)
+            continue
+        if run:
+            made.append(b"".join(run))
+            run = []
+        made.append(piece)
+    return [*made, b"".join(run)] if run else made

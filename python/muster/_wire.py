@@ -1,9 +1,8 @@
 """Frames: the Python side of docs/wire.md.
 
-Owns how a frame lies in a byte stream, sending and receiving one, and the
-hello that opens a connection. It never looks into a body (that is _values), and
-starts no thread. A small frame costs one system call each way, and about a
-microsecond of Python.
+Owns how a frame lies in a byte stream, sending and receiving one, and the hello that opens a
+connection. It never looks into a body (that is _values), and starts no thread. A small frame
+costs one system call each way, and about a microsecond of Python.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from ._errors import ProtocolError, TooLargeError, from_wire
 from ._version import __version__
+from ._waiting import joined
 
 VERSION = 1
 RELEASE = __version__
@@ -184,7 +184,7 @@ def pack_frame(
     if size <= JOIN:
         return [b"".join((head, table, body, *views))]
     start = [head + table + body] if len(body) <= JOIN else [head + table, body]
-    return start + [view for view in views if type(view) is bytes or view.nbytes]
+    return start + joined([view for view in views if type(view) is bytes or view.nbytes])
 
 
 def send_frame(

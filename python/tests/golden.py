@@ -200,6 +200,9 @@ def _constants() -> list[dict[str, Any]]:
     return [
         _constant("pickle", "None", 33, pickled, []),
         _constant("long bytes", "b'abc'", 34, big, [b"abc"]),
+        _constant("long str", "'h\u00e9\udc80'", 37, big, [b"h\xc3\xa9\xed\xb2\x80"]),
+        _constant("long bytearray", "bytearray(b'abc')", 38, big, [b"abc"]),
+        _constant("long pickle", "None", 33, big, [pickled[8:]]),
         _constant(
             "tensor", "torch.ones((1, 2), dtype=torch.bfloat16)", 35, tensor, [b"\x80?\x80?"]
         ),

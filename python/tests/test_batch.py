@@ -112,6 +112,8 @@ def test_looks(batch: Batch) -> None:
         with pytest.raises(IndexError, match="row 6 of a batch of 6"):
             one[6]
     assert repr(Batch({"x": [1]})) == "Batch(1 row: x int64)"
+    odd = Batch({"x": [1, None], "y": [["a"], []], "z": [None, 2.5]})
+    assert repr(odd) == "Batch(2 rows: x object, y object, z object)" == repr(sent(odd))
 
 
 def test_reading_is_without_copies(batch: Batch) -> None:

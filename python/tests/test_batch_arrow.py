@@ -204,3 +204,19 @@ def test_datasets(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     assert table["ids"].to_pylist() == batch["ids"].tolist()
     assert table["done"].type == pa.bool_()
     assert table["reply"].to_pylist() == [[0, 1], [], [0], [0, 1, 2]]
+    plain: dict[str, list[Any]] = {
+        "holes": [1, None, 3],
+        "structs": [{"a": 1, "b": "x"}, {"a": None, "b": "y"}, None],
+        "texts": [["a", "b"], [], None],
+    }
+    again = Batch.from_arrow(pa.table(plain)).to_hf().table
+    assert {name: again[name].to_pylist() for name in plain} == plain
+    mixed: dict[str, list[Any]] = {
+        "numbers": [1, 2.5, None],
+        "keys": [{"a": 1}, {"b": 2}, {}],
+        "tuples": [(1,), [1], None],
+        "large": [2**80, 1, 2],
+        "odd": ["\udc80", 1, None],
+    }
+    kept = Batch(mixed).to_hf().table
+    assert all(pa.types.is_large_binary(kept[name].type) for name in mixed), kept.schema

@@ -121,6 +121,23 @@ def test_references_travel_among_buffers(pair: Pair, size: int) -> None:
     assert bytes(frame.bufs[1]) == here and bytes(frame.body) == b"\xc0"
 
 
+def test_very_many_buffers_are_few_pieces(pair: Pair) -> None:
+    """Each send looks through all that is left, so that a piece each would take minutes."""
+    refs = [_wire.Reference(1 + n, 64, 1 << 40) for n in range(60_000)]
+    assert len(pack_frame(8, 1, b"\xc0", refs)) < 5
+    long = b"x" * 100_000
+    bufs = [refs[0], b"ab", np.zeros((2, 3)), b"", *([b"c", long] * 50), refs[1], np.arange(9)]
+    parts = pack_frame(8, 1, b"\xc0", bufs)
+    assert len(parts) < 110 and sum(len(part) == len(long) for part in parts) == 50
+    a, b = pair
+    thread = in_thread(lambda: send_frame(a, 8, 1, b"\xc0", bufs))
+    frame = FrameStream(b).read()
+    thread.join(30)
+    assert [*frame.bufs[:2], *frame.bufs[3:5]] == [refs[0], b"ab", b"", b"c"]
+    assert bytes(frame.bufs[2]) == bytes(48) and frame.bufs[-2] == refs[1]
+    assert bytes(frame.bufs[-1]) == np.arange(9).tobytes() and frame.bufs[-3] == long
+
+
 def test_a_reference_of_any_length_fits_into_a_frame() -> None:
     (frame,) = pack_frame(8, 1, b"\xc0", [_wire.Reference(1, 0, 1 << 62)] * 3)
     assert len(frame) == _wire.HEADER_SIZE + 1 + 3 * (8 + 32)
