@@ -12,7 +12,7 @@ import pytest
 
 import muster
 import sharers
-from muster import Cluster, ResourceManager, Service
+from muster import Batch, Cluster, ResourceManager, Service
 from muster._sharing import KEEPER, Put
 from running import HERE, PACKAGE, cluster, output_of, run, session
 
@@ -102,7 +102,7 @@ def test_one_whose_maker_dies(takers: Cluster, slow: Service) -> None:
 HEAD_KILLED = """
 import os, signal, subprocess
 import muster, sharers
-from muster import Cluster, WorkerConfig
+from muster import Batch, Cluster, WorkerConfig
 
 if __name__ == "__main__":
     with Cluster("takers", sharers.Taker, worker_config=WorkerConfig(world_size=2)) as takers:
@@ -138,6 +138,20 @@ def test_what_is_put_is_what_it_was(takers: Cluster) -> None:
     assert muster.get(ref)["b"].tolist() == [1, 1, 1]  # made anew
     with pytest.raises(TypeError, match="already"):
         muster.put(ref)
+
+
+def test_a_batch_that_is_put_is_what_it_was(takers: Cluster) -> None:
+    batch = Batch({"x": np.zeros(1 << 17)}, {"step": 1})
+    ref = muster.put({"rows": batch, "small": np.ones(3)})
+    batch["x"][:] = 1
+    batch.meta["step"] = 2
+    first = muster.get(ref)
+    assert first["rows"].meta == {"step": 1} and not first["rows"]["x"].any()
+    first["rows"]["x"][:] = 2
+    first["small"][:] = 2
+    second = muster.get(ref)
+    assert not second["rows"]["x"].any() and second["small"].tolist() == [1, 1, 1]
+    assert takers.workers[-1].kinds(ref) == ["dict"]
 
 
 def test_what_is_put_is_written_once(takers: Cluster) -> None:

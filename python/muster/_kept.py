@@ -65,8 +65,33 @@ class Kept:
         return Kept.__from_muster_batch__, (self._batch,)
 
 
+class Laid:
+    """A value, encoded, some of whose buffers lay in a store already, as those of batches do."""
+
+    __slots__ = ("_body", "_buffers")
+
+    def __init__(self, body: bytes, buffers: Sequence[Any]) -> None:
+        self._body = body
+        self._buffers: list[Any] = [
+            part if type(part) is _objects.Stored else bytes(memoryview(part).cast("B"))
+            for part in buffers
+        ]
+
+    def open(self) -> Any:
+        """The value, made anew: what is written to one is not seen in another."""
+        buffers = [
+            _objects.Stored(part.right, part.offset, part.nbytes)
+            if type(part) is _objects.Stored
+            else bytearray(part)
+            for part in self._buffers
+        ]
+        return _values.decode(self._body, buffers)
+
+    passed = open
+
+
 class Plain:
-    """A value that holds batches: those are by reference already."""
+    """An object that is there, as it is."""
 
     __slots__ = ("_value",)
 
@@ -80,12 +105,12 @@ class Plain:
     passed = open
 
 
-def keep(value: Any) -> Kept | Plain:
+def keep(value: Any) -> Kept | Laid:
     """A snapshot of a value, written to the store."""
     buffers: list[Any] = []
     body = _values.encode(value, buffers)
     if any(type(part) is _objects.Stored for part in buffers):
-        return Plain(value)
+        return Laid(body, buffers)
     views = [memoryview(part).cast("B") for part in buffers]
     large = [view for view in views if view.nbytes >= _objects.LARGE]
     try:

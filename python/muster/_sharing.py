@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _context, _errors, _worker
-from ._kept import Closed, Kept, Plain, keep
+from ._kept import Closed, Kept, Laid, Plain, keep
 from ._refs import DECODED, Ref
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Put(Ref):
 
     __slots__ = ("_kept",)
 
-    def __init__(self, kept: Kept | Plain) -> None:
+    def __init__(self, kept: Kept | Laid | Plain) -> None:
         super().__init__(_NONE, 0)
         self._kept = kept
         self._state = DECODED
