@@ -141,12 +141,12 @@ func (r *relay) readable(l *link) {
 }
 
 // sent flushes what the loop has passed on, when it has seen to all that had come.
-func (r *relay) sent() bool {
+func (r *relay) sent() (looks, shares bool) {
 	if r.unsent != nil {
 		r.unsent.Flush()
 		r.unsent = nil
 	}
-	return false
+	return false, false
 }
 
 // forward passes frames of a link to the head by itself, until it ends, or the

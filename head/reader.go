@@ -40,13 +40,14 @@ func (h *Head) openLanes() {
 }
 
 // alone says that one caller and one worker, at most, are at it: what they are
-// sent and answer comes soon, and there is a core left to wait for it.
-func (h *Head) alone() bool {
+// sent and answer comes soon, and there is a core left to wait for it; and whether
+// that is a worker, which may have been woken on this core.
+func (h *Head) alone() (looks, shares bool) {
 	if runtime.NumCPU() < 2 || !h.mu.TryLock() {
-		return false
+		return false, false
 	}
 	defer h.mu.Unlock()
-	return h.table.Alone()
+	return h.table.Alone(), h.table.Len() > 0
 }
 
 func (h *Head) closeLanes() {

@@ -22,7 +22,7 @@ type Loop struct {
 	epoll int
 	wake  int // an eventfd: readable when the loop is to end
 	ended chan struct{}
-	eager func() bool
+	eager func() (looks, shares bool)
 	later []delayed // by when they are due; the loop's goroutine alone looks at it
 
 	mu    sync.Mutex
@@ -37,10 +37,12 @@ const maxEvents = 128
 const lookFor = 50 * time.Microsecond
 
 // NewLoop starts a loop. eager, where not nil, is asked after something was read,
-// in the loop's goroutine: true says that the next thing is most likely about to
-// come, and that nobody else needs the core meanwhile. To be there for it saves
-// waking up, which takes a core that went to sleep longer than all else.
-func NewLoop(eager func() bool) (*Loop, error) {
+// in the loop's goroutine: whether it looks for the next thing, which is most likely
+// about to come, and whether it shares its core with others meanwhile. To be there
+// for it saves waking up, which takes a core that went to sleep longer than all else;
+// but who is to send it may be waiting for this very core, where none is idle. Who
+// shares is put behind all others for a while, so not where nobody waits.
+func NewLoop(eager func() (looks, shares bool)) (*Loop, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("no epoll instance to read connections with: %w", err)
@@ -118,8 +120,12 @@ func (l *Loop) run() {
 	n := 0
 	for {
 		var err error
-		if n > 0 && l.eager != nil && l.eager() {
-			n, err = l.look(events)
+		looks, shares := false, false
+		if n > 0 && l.eager != nil {
+			looks, shares = l.eager()
+		}
+		if looks {
+			n, err = l.look(events, shares)
 		} else {
 			n, err = unix.EpollWait(l.epoll, events, l.patience())
 		}
@@ -141,14 +147,15 @@ func (l *Loop) run() {
 	}
 }
 
-// look waits for events awake, and asleep where they take longer. In between others
-// have the core: who was woken may be waiting for this very one, where none is idle.
-func (l *Loop) look(events []unix.EpollEvent) (int, error) {
+// look waits for events awake, and asleep where they take longer.
+func (l *Loop) look(events []unix.EpollEvent, shares bool) (int, error) {
 	for until := time.Now().Add(lookFor); time.Now().Before(until); {
 		if n, err := unix.EpollWait(l.epoll, events, 0); n != 0 || err != nil {
 			return n, err
 		}
-		_, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if shares {
+			_, _, _ = syscall.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		}
 	}
 	return unix.EpollWait(l.epoll, events, l.patience())
 }
