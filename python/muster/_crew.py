@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import _context, _errors, _modules, _pickling
+from . import _context, _errors, _modules
 from ._config import WorkerConfig, as_worker_config
 from ._refs import Ref
 from ._service import Service, create
@@ -28,9 +28,9 @@ _GONE = (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)
 class Runner:
     """What a member's process has: it runs what it is given."""
 
-    def run(self, found: bytes, keys: Sequence[str], /, *values: Any) -> Any:
+    def run(self, found: _modules.Located, keys: Sequence[str], /, *values: Any) -> Any:
         """Run a function; the last of the values are keyword arguments. A coroutine is awaited."""
-        result = called(_pickling.loads(found), keys, values)
+        result = called(found.find(), keys, values)
         return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 
 

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -42,9 +43,32 @@ def by_name(thing: Any) -> Any:
     return ByFile(module, file_of(module), name)
 
 
-def located(thing: Any) -> bytes:
-    """The same as bytes, for who looks for it when it is needed: `_pickling.loads` finds it."""
-    return _pickling.dumps(by_name(thing))[0]
+class Located:
+    """A class or function for who looks for it when it is needed. A file that it lies in is loaded
+    as soon as this arrives: what comes with it may be of that module, too."""
+
+    def __init__(self, pickled: bytes, module: str, file: str) -> None:
+        self._where = pickled, module, file
+
+    def find(self) -> Any:
+        """The class or function."""
+        return _pickling.loads(self._where[0])
+
+    def __reduce__(self) -> Any:
+        return _arrived, self._where
+
+
+def _arrived(pickled: bytes, module: str, file: str) -> Located:
+    if file:
+        with suppress(Exception):  # which find() raises
+            load(module, file)
+    return Located(pickled, module, file)
+
+
+def located(thing: Any) -> Located:
+    """The same for later, with arguments for it behind it."""
+    module = thing.__module__
+    return Located(_pickling.dumps(by_name(thing))[0], module, file_of(module))
 
 
 def file_of(name: str) -> str:

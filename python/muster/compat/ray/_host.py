@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ... import _pickling
 from ..._crew import Runner, called
 from ..._errors import format_traceback
+from ..._modules import Located
 from . import _state
 from ._refs import ObjectRef, get
 from .exceptions import ConstructionFailed
@@ -23,7 +23,7 @@ class Host:
     """An actor whose class has no ``async def`` method."""
 
     def __init__(
-        self, actor: _state.Actor, found: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, actor: _state.Actor, found: Located, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
         _state.enter(actor)
         self._given: Any = found, args, kwargs
@@ -47,7 +47,7 @@ class Host:
                 found, args, kwargs = self._given
                 try:
                     given = {key: _meant(value) for key, value in kwargs.items()}
-                    self._made = _pickling.loads(found)(*map(_meant, args), **given)
+                    self._made = found.find()(*map(_meant, args), **given)
                 except Exception as error:
                     self._failed = format_traceback(error)
                 self._given = None  # they are the object's now
