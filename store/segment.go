@@ -11,6 +11,9 @@ import (
 // takeChunk is how much memory is taken at a time.
 const takeChunk = 256 << 20
 
+// errMeanwhile says that there was room, and others were quicker to take it.
+var errMeanwhile = fmt.Errorf("others took it meanwhile: %w", unix.ENOMEM)
+
 // newMemory makes a memfd whose pages are all there. One thread takes them: the
 // kernel does that for one caller a file at a time. It would also go on until
 // it has to kill somebody for it, so free says before each step what can be
@@ -28,7 +31,7 @@ func newMemory(capacity uint64, free func() uint64) (int, error) {
 	for at := uint64(0); at < capacity && err == nil; {
 		n := min(takeChunk, capacity-at)
 		if spare := free(); spare < n {
-			err = fmt.Errorf("%s of %s were taken, and %s can be spared: %w", bytesText(at), bytesText(capacity), bytesText(spare), unix.ENOMEM)
+			err = fmt.Errorf("%s of %s were taken, and %s can be spared: %w", bytesText(at), bytesText(capacity), bytesText(spare), errMeanwhile)
 			break
 		}
 		large = large && huge(fd, at, n)

@@ -216,6 +216,9 @@ func (s *Store) take(p *peer, size uint64) *object {
 	return s.ledger.take(p, size, now())
 }
 
+// mostTries bounds how often room that was found is lost to others.
+const mostTries = 100
+
 // allocate finds or makes room for an object, and says whether its pages are
 // fresh. It may take long.
 func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bool, error) {
@@ -224,6 +227,7 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 	}
 	var spillAt, fullAt <-chan time.Time
 	maySpill, isFull := false, false
+	tries := 0
 	for ctx.Err() == nil { // else nobody is there any more who could use it
 		free := s.opts.Free()
 		var next plan
@@ -251,6 +255,13 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 		switch {
 		case next.fresh:
 			err := s.makeMemory(next.object)
+			if errors.Is(err, errMeanwhile) && tries < mostTries {
+				tries++
+				continue // the plan was made for more than is left
+			}
+			if err != nil {
+				err = s.full(size, never, fmt.Errorf("the kernel gave no memory: %w", err))
+			}
 			return next.object, true, err
 		case next.object != nil:
 			return next.object, false, nil
@@ -290,12 +301,12 @@ func (s *Store) makeMemory(o *object) error {
 	fd, err := newMemory(o.segment.capacity, s.opts.Free)
 	s.mu.Lock()
 	defer s.unlock()
-	if err == nil {
-		s.ledger.made(o, fd)
-		return nil
+	if err != nil {
+		s.ledger.unmade(o)
+		return err
 	}
-	s.ledger.unmade(o)
-	return s.ledger.fullError(s.at, o.size, never, fmt.Errorf("the kernel gave no memory: %w", err), now())
+	s.ledger.made(o, fd)
+	return nil
 }
 
 // spill copies an object to disk, unless it is wanted or gone meanwhile.

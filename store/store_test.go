@@ -347,6 +347,28 @@ func TestTheMachineIsShortOfMemory(t *testing.T) {
 	wantError(t, err, spec.CodeStoreFull, "1 MiB of its budget of 64 MiB are in use", "has 512 KiB of memory to spare")
 }
 
+// Room that was found is taken by others before there is memory: it is looked for
+// again, and what is idle goes to disk for it.
+func TestOthersAreQuickerToTakeMemory(t *testing.T) {
+	var looks atomic.Int64
+	var loses atomic.Bool
+	r := newRig(t, func(o *Options) {
+		o.Free = func() uint64 { // what is seen first is not there a moment later
+			if loses.Load() && looks.Add(1) == 2 {
+				return 0
+			}
+			return 64 * mib
+		}
+	})
+	c := r.client(1)
+	put(t, c, mib, 1)
+	loses.Store(true)
+	put(t, c, mib, 2)
+	if looks.Load() < 4 {
+		t.Errorf("it was looked for %d times", looks.Load())
+	}
+}
+
 // A head that comes back is told what there is, and asked again what the one
 // before it did not answer.
 func TestTheNextHeadIsToldAndAsked(t *testing.T) {
