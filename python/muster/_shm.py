@@ -54,6 +54,10 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _making = threading.RLock()  # a mapping of which there is to be one
 
 
+class _NoSpace(LimitError, MemoryError):
+    """Memory is there, and this process may not have it: as for an object of its own."""
+
+
 class Mapping:
     """Memory at an address, until it is closed."""
 
@@ -63,7 +67,7 @@ class Mapping:
         address = _mmap(_free_for(length), length, protection, flags, fd, 0)
         if address is None or address == _FAILED:
             why = os.strerror(ctypes.get_errno())
-            raise LimitError(
+            raise _NoSpace(
                 f"cannot map {length} bytes of shared memory ({why}): the limits of address "
                 "space (ulimit -v) and of mappings (vm.max_map_count) may be too low"
             )
