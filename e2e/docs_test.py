@@ -93,6 +93,8 @@ def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def missing(expected: str, printed: str) -> str | None:
     """The first expected line that does not occur, in order; None if all do."""
+    # Unbuffered, a line and its end are two writes, and what is told on stderr may come between.
+    printed = re.sub(r"(?<!\n)(?=muster: cluster )", "\n", printed)
     lines = iter(line.strip() for line in printed.splitlines())
     for raw in expected.splitlines():
         wanted = raw.strip()
