@@ -44,6 +44,12 @@ func (h *Head) arrivedLocked(from, call lease.Holder, bufs []wire.Buf) {
 		if made {
 			h.leases.Place(o, ref.Segment)
 		}
+		if made && from == 0 && call == 0 {
+			// It is told again, of a call that nobody waits for: its store may have made it
+			// while there was no head, and hears from nobody else that it can go.
+			h.leases.Add(resumeHolder, o)
+			h.leases.Release(resumeHolder, o, 1)
+		}
 	}
 }
 

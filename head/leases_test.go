@@ -147,6 +147,21 @@ func TestObjectsGoWithTheirHolders(t *testing.T) {
 	}
 }
 
+// A result that is told again, of a call that no head knows any more: what was made
+// for it while there was none goes, as nobody else will say so.
+func TestObjectsOfResultsThatNobodyWaitsFor(t *testing.T) {
+	legs, script := held()
+	r, told := stored(t, "1x0", script)
+	n := r.cluster("a", 1).Number
+	id := r.owner.send(callee{cluster: n, method: "one"}, args(raw(array)))
+	leg := take(t, legs, 1)[0]
+	again := wire.Header{Kind: wire.KindResult, Flags: wire.FlagAgain, ID: leg.Call + 1000}
+	leg.Worker.Send(again, array, object(0, 7))
+	tells(t, told, "0 hold 7", "0 drop 7")
+	leg.Return([]byte{0xc0})
+	r.owner.answer(id)
+}
+
 // The result of a call is held for a call that waits for it.
 func TestObjectsOfFutures(t *testing.T) {
 	legs, script := held()
