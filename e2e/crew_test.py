@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,8 @@ import muster
 import parts
 import sharers
 from muster import Crew, WorkerConfig
+from muster._crew import Runner
+from muster._service import create
 from roles import Order
 from running import cluster, eventually, pool, session
 
@@ -25,7 +29,7 @@ def head() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    assert [name for name in muster.list_services() if name.startswith("task-")] == []
+    assert tasks() == []
 
 
 @pytest.fixture
@@ -48,6 +52,8 @@ def test_functions_of_all_kinds(crew: Crew) -> None:
     assert muster.get(refs) == [1, 2, 5, 10, 17]
     assert muster.get(crew.run(lambda x: x + offset, 4)) == 7
     assert muster.get(crew.run(sharers.slowly, 9)) == 9
+    assert muster.get(crew.run(functools.partial(sharers.square, plus=2), 3)) == 11
+    assert muster.get(crew.run(sharers.Squared(), 4)) == 16
     assert muster.get(crew.run(sharers.square, crew.run(sharers.square, 2))) == 16
     with pytest.raises(ZeroDivisionError):
         muster.get(crew.run(sharers.broken))
@@ -58,7 +64,7 @@ def test_as_many_as_there_is_to_do(crew: Crew, gate: Any) -> None:
     assert muster.get(crew.run(sharers.where)) == one
     busy = [crew.run(sharers.where, gate) for _ in range(5)]
     assert not any(ref.done() for ref in busy)
-    assert len([name for name in muster.list_services() if name.startswith("task-where")]) == 2
+    assert len(tasks()) == 2
     gate.let()
     assert len(set(muster.get(busy))) == 2
     with pytest.raises(ValueError, match="one member at least"):
@@ -69,6 +75,62 @@ def test_one_that_dies_is_replaced(crew: Crew) -> None:
     with pytest.raises(muster.WorkerDiedError):
         muster.get(crew.run(sharers.crash))
     assert muster.get(crew.run(sharers.square, 3)) == 9
+
+
+def tasks() -> list[str]:
+    return [name for name in muster.list_services() if name.startswith("task-")]
+
+
+def test_what_cannot_be_sent_is_not_counted(crew: Crew, gate: Any) -> None:
+    one = muster.get(crew.run(sharers.where))
+    dead = gate.leave.remote()
+    muster.wait([dead])
+    with pytest.raises(muster.EncodingError):
+        crew.run(sharers.square, threading.Lock())
+    with pytest.raises(muster.WorkerDiedError, match="gate"):
+        crew.run(sharers.square, dead)
+    assert muster.get(crew.run(sharers.where)) == one
+    devices = Crew(WorkerConfig(gpus=1))
+    for given in (threading.Lock(), dead):
+        with pytest.raises((muster.EncodingError, muster.WorkerDiedError)):
+            devices.run(sharers.square, given)
+    assert eventually(lambda: muster.nodes()[0]["free"] == 2)
+
+
+def test_what_a_function_called_dies_alone(crew: Crew, gate: Any) -> None:
+    one = muster.get(crew.run(sharers.where))
+    with pytest.raises(muster.WorkerDiedError, match="gate"):
+        muster.get(crew.run(sharers.leaves, gate))
+    assert muster.get(crew.run(sharers.where)) == one
+    with pytest.raises(muster.NotFoundError, match="nobody"):
+        muster.get(crew.run(sharers.seeks, "nobody"))
+    assert muster.get(crew.run(sharers.where)) == one
+
+
+def test_others_do_not_wait_while_a_process_is_made(gate: Any) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def make(name: str, patience: float) -> muster.Service:
+        if tasks():
+            asked.set()
+            go_on.wait(30)
+        return create(Runner, name)
+
+    crew, found = Crew(most=2, make=make), list[Any]()
+    first = crew.run(sharers.where, gate)
+    other = threading.Thread(target=lambda: found.append(crew.run(sharers.square, 3)))
+    other.start()
+    try:
+        assert asked.wait(30)
+        gate.let()
+        one = muster.get(first)
+        assert muster.get(crew.run(sharers.where)) == one
+        assert not go_on.is_set() and not found
+    finally:
+        go_on.set()
+        other.join()
+        assert muster.get(found) == [9]
+        crew.shutdown()
 
 
 def test_one_that_is_cancelled_goes_on(crew: Crew) -> None:
