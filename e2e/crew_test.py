@@ -6,6 +6,7 @@ import functools
 import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,6 +172,24 @@ def test_a_service_ends_with_its_handle(gate: Any) -> None:
     del sent
     assert there() and there()
     muster.get_service("held").shutdown()
+
+
+def test_a_service_ends_while_only_calls_are_made(gate: Any) -> None:
+    def held() -> tuple[Any, int]:
+        made = muster.service(parts.Counter, "held").end_with_handle()
+        return made, made.call("pid")
+
+    one, pid = held()
+    del one
+    gc.collect()
+    gate.let()
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+    one, pid = held()
+    ref = one.add.remote()
+    del one
+    gc.collect()
+    assert muster.get(ref) == 1  # and with it the last that holds the handle is gone
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_process_that_is_killed() -> None:
