@@ -101,7 +101,8 @@ class Program(subprocess.Popen[bytes]):
         return code
 
     def end(self, grace: float = GRACE) -> int:
-        """End it and what it started: SIGTERM, and SIGKILL for who is left after the grace."""
+        """End it and what it started: SIGTERM, and SIGKILL for who is left when it has ended, or
+        after the grace."""
         if grace > 0:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
