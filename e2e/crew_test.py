@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,8 @@ import muster
 import parts
 import sharers
 from muster import Crew, WorkerConfig
+from muster._crew import Runner
+from muster._service import create
 from roles import Order
 from running import cluster, eventually, pool, session
 
@@ -25,7 +30,7 @@ def head() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Iterator[None]:
     yield
-    assert [name for name in muster.list_services() if name.startswith("task-")] == []
+    assert tasks() == []
 
 
 @pytest.fixture
@@ -48,6 +53,8 @@ def test_functions_of_all_kinds(crew: Crew) -> None:
     assert muster.get(refs) == [1, 2, 5, 10, 17]
     assert muster.get(crew.run(lambda x: x + offset, 4)) == 7
     assert muster.get(crew.run(sharers.slowly, 9)) == 9
+    assert muster.get(crew.run(functools.partial(sharers.square, plus=2), 3)) == 11
+    assert muster.get(crew.run(sharers.Squared(), 4)) == 16
     assert muster.get(crew.run(sharers.square, crew.run(sharers.square, 2))) == 16
     with pytest.raises(ZeroDivisionError):
         muster.get(crew.run(sharers.broken))
@@ -58,7 +65,7 @@ def test_as_many_as_there_is_to_do(crew: Crew, gate: Any) -> None:
     assert muster.get(crew.run(sharers.where)) == one
     busy = [crew.run(sharers.where, gate) for _ in range(5)]
     assert not any(ref.done() for ref in busy)
-    assert len([name for name in muster.list_services() if name.startswith("task-where")]) == 2
+    assert len(tasks()) == 2
     gate.let()
     assert len(set(muster.get(busy))) == 2
     with pytest.raises(ValueError, match="one member at least"):
@@ -69,6 +76,62 @@ def test_one_that_dies_is_replaced(crew: Crew) -> None:
     with pytest.raises(muster.WorkerDiedError):
         muster.get(crew.run(sharers.crash))
     assert muster.get(crew.run(sharers.square, 3)) == 9
+
+
+def tasks() -> list[str]:
+    return [name for name in muster.list_services() if name.startswith("task-")]
+
+
+def test_what_cannot_be_sent_is_not_counted(crew: Crew, gate: Any) -> None:
+    one = muster.get(crew.run(sharers.where))
+    dead = gate.leave.remote()
+    muster.wait([dead])
+    with pytest.raises(muster.EncodingError):
+        crew.run(sharers.square, threading.Lock())
+    with pytest.raises(muster.WorkerDiedError, match="gate"):
+        crew.run(sharers.square, dead)
+    assert muster.get(crew.run(sharers.where)) == one
+    devices = Crew(WorkerConfig(gpus=1))
+    for given in (threading.Lock(), dead):
+        with pytest.raises((muster.EncodingError, muster.WorkerDiedError)):
+            devices.run(sharers.square, given)
+    assert eventually(lambda: muster.nodes()[0]["free"] == 2)
+
+
+def test_what_a_function_called_dies_alone(crew: Crew, gate: Any) -> None:
+    one = muster.get(crew.run(sharers.where))
+    with pytest.raises(muster.WorkerDiedError, match="gate"):
+        muster.get(crew.run(sharers.leaves, gate))
+    assert muster.get(crew.run(sharers.where)) == one
+    with pytest.raises(muster.NotFoundError, match="nobody"):
+        muster.get(crew.run(sharers.seeks, "nobody"))
+    assert muster.get(crew.run(sharers.where)) == one
+
+
+def test_others_do_not_wait_while_a_process_is_made(gate: Any) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def make(name: str, patience: float) -> muster.Service:
+        if tasks():
+            asked.set()
+            go_on.wait(30)
+        return create(Runner, name)
+
+    crew, found = Crew(most=2, make=make), list[Any]()
+    first = crew.run(sharers.where, gate)
+    other = threading.Thread(target=lambda: found.append(crew.run(sharers.square, 3)))
+    other.start()
+    try:
+        assert asked.wait(30)
+        gate.let()
+        one = muster.get(first)
+        assert muster.get(crew.run(sharers.where)) == one
+        assert not go_on.is_set() and not found
+    finally:
+        go_on.set()
+        other.join()
+        assert muster.get(found) == [9]
+        crew.shutdown()
 
 
 def test_one_that_is_cancelled_goes_on(crew: Crew) -> None:
@@ -109,6 +172,24 @@ def test_a_service_ends_with_its_handle(gate: Any) -> None:
     del sent
     assert there() and there()
     muster.get_service("held").shutdown()
+
+
+def test_a_service_ends_while_only_calls_are_made(gate: Any) -> None:
+    def held() -> tuple[Any, int]:
+        made = muster.service(parts.Counter, "held").end_with_handle()
+        return made, made.call("pid")
+
+    one, pid = held()
+    del one
+    gc.collect()
+    gate.let()
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+    one, pid = held()
+    ref = one.add.remote()
+    del one
+    gc.collect()
+    assert muster.get(ref) == 1  # and with it the last that holds the handle is gone
+    assert eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_process_that_is_killed() -> None:

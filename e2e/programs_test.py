@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +24,13 @@ PARENT = f"""
 import subprocess, sys
 print(subprocess.Popen([sys.executable, "-c", {SLEEP!r}]).pid, flush=True)
 {SLEEP}
+"""
+#: One whose child is deaf; it ends at once when it is told to.
+LEAVES = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-uc", {DEAF!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
 """
 
 
@@ -109,6 +117,33 @@ def test_it_ends_with_its_worker() -> None:
     assert not any(alive(pid) for pid in programs)
 
 
+@pytest.mark.parametrize("rest", [SLEEP, "raise SystemExit(3)"], ids=["told", "by itself"])
+def test_a_deaf_child_is_ended_with_it(rest: str) -> None:
+    said: list[str] = []
+    program = Program([sys.executable, "-uc", LEAVES + rest], lines=said.append)
+    assert eventually(lambda: bool(said))
+    child = int(said[0])
+    if rest != SLEEP:
+        os.waitid(os.P_PID, program.pid, os.WEXITED | os.WNOWAIT)
+        assert alive(child)
+    assert program.end() == (-signal.SIGTERM if rest == SLEEP else 3)
+    assert eventually(lambda: not alive(child))
+
+
+def test_a_deaf_child_ends_with_the_worker(tmp_path: Path) -> None:
+    source = f"""
+import sys, threading
+from muster import Program
+
+said = threading.Event()
+Program([sys.executable, "-uc", {LEAVES + SLEEP!r}], lines=lambda line: (print(line), said.set()))
+said.wait(30)
+"""
+    path = os.environ.get("PYTHONPATH", "")
+    child = int(output_of(run_script(tmp_path, source, PYTHONPATH=path)))
+    assert eventually(lambda: not alive(child))
+
+
 @pytest.mark.chaos
 def test_it_ends_with_a_worker_that_is_killed(worker: WorkerHandle) -> None:
     pid, below = started(worker, PARENT)
@@ -158,3 +193,38 @@ print(program.poll(), program.pid)
 def test_it_is_a_popen() -> None:
     with Program([sys.executable, "-c", ""]) as program:
         assert isinstance(program, subprocess.Popen) and program.wait(30) == 0
+
+
+def test_handles_of_high_numbers() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] < 1100:
+            taken.append(os.dup(0))
+        program = Program([sys.executable, "-c", SLEEP])
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(0.01)
+        assert program.end() == -signal.SIGTERM
+    finally:
+        for handle in taken:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_those_that_nobody_asked_are_let_go_of() -> None:
+    first = Program([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    with Program([sys.executable, "-c", ""]):
+        assert first.returncode == 0
+
+
+def test_its_standard_library_is_its_own() -> None:
+    said: list[str] = []
+    Program(
+        [sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"], lines=said.append
+    ).wait()
+    folders = {os.path.realpath(path) for path in said[0].split(os.pathsep)}
+    own = os.path.dirname(os.path.realpath(os.__file__))
+    assert not folders & {own, os.path.join(own, "lib-dynload")}
+    assert folders >= {os.path.realpath(os.getcwd()), os.path.dirname(os.path.abspath(__file__))}

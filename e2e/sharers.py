@@ -99,6 +99,21 @@ def where(gate: Any = None) -> tuple[int, str]:
     return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
+def leaves(service: Any) -> None:
+    service.leave()
+
+
+def seeks(name: str) -> None:
+    muster.get_service(name)
+
+
+class Squared:
+    """An object that is called as a function is."""
+
+    def __call__(self, x: int) -> int:
+        return x * x
+
+
 def crash() -> None:
     os._exit(4)
 

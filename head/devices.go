@@ -107,7 +107,12 @@ func (h *Head) couldBe(ctx context.Context, req *wire.PoolCreate, err error) boo
 			nodes = append(nodes, n.Node)
 		}
 	}
-	if nodes, err = onlyNode(nodes, req.Node); err == nil {
+	if nodes, err = onlyNode(nodes, req.Node); err != nil {
+		return false
+	}
+	if len(req.Devices) > 0 {
+		_, err = placement.ReserveNamed(nodes, nil, req.Devices)
+	} else {
 		_, err = placement.Reserve(nodes, nil, placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
 	}
 	return err == nil

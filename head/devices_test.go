@@ -180,6 +180,11 @@ func TestPoolWaits(t *testing.T) {
 	}
 	wantError(t, ask(3, 60), spec.CodeResources, "wanted 1 node with 3 GPUs")
 	wantError(t, ask(1, 0.01), spec.CodeResources, "holds 0-1")
+	named := func(device int, timeout float64) error {
+		return r.owner.ask("pool.create", &wire.PoolCreate{Devices: []int{device}, PerNode: 1, Nodes: 1, Timeout: timeout, Wait: true}, &spec.Pool{})
+	}
+	wantError(t, named(9, 60), spec.CodeResources, "devices=[9]")
+	wantError(t, named(1, 0.01), spec.CodeResources, "holds 0-1")
 	waits := make(chan error, 1)
 	go func() { waits <- ask(1, 60) }()
 	must(t, r.owner.ask("pool.release", &wire.PoolRelease{Pool: held}, &wire.Empty{}))

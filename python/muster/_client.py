@@ -18,7 +18,7 @@ import threading
 from _thread import RLock
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from time import monotonic
 from typing import Any
@@ -97,6 +97,8 @@ class Connection(Sender):
         hold: Hold | None,
         due: Due | None,
     ) -> None:
+        if self._later:
+            self._send_left()
         self._pending[ident] = sink
         try:
             if due is not None:
@@ -176,6 +178,7 @@ class Connection(Sender):
         """What ``await ref`` waits on: the ref is done when it returns."""
         self.tell_waiting((ref,))
         yield from super().arrival(ref)
+        self.tidy()
 
     def request(
         self,
@@ -204,9 +207,15 @@ class Connection(Sender):
         return reply
 
     def later(self, verb: str, message: dict[str, Any]) -> None:
-        """Leave a request to be sent before the next one, or by who waits for the response to
-        one; takes no lock, waits for nothing."""
+        """Leave a request to be sent before the next one or the next call, or by who waits for
+        an answer; takes no lock, waits for nothing."""
         self._later.append([verb, message])
+
+    def tidy(self) -> None:
+        """Send what was left while this thread waited for answers."""
+        if self._later and self._failure is None:
+            with suppress(_errors.MusterError):  # the next one is told why
+                self._send_left()
 
     def _send_left(self) -> None:
         while self._later:

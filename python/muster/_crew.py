@@ -18,7 +18,7 @@ from typing import Any
 from . import _context, _errors, _modules
 from ._config import WorkerConfig, as_worker_config
 from ._refs import Ref
-from ._service import Service, create
+from ._service import Service, create, get_service
 
 #: Seconds that the first member waits for GPUs that others have.
 _PATIENCE = 30.0
@@ -70,22 +70,19 @@ class Crew:
         self._patience = _PATIENCE if patience is None else patience
         self._make = make or self._made  # by a name, and the patience for GPUs
         self._members: list[_Member] = []
-        self._lock = threading.Lock()
+        self._making = 0
+        self._changed = threading.Condition()  # its lock is not held while a process is made
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ref:
         """Have a function run; a ref of what it returns."""
         given = (_modules.located(function), tuple(kwargs), *args, *kwargs.values())
-        with self._lock:
-            member = self._choose(function.__name__)
-            try:
-                return member.start(given)
-            except _GONE:
-                self._members.remove(member)
-                return self._choose(function.__name__).start(given)
+        name = getattr(function, "__name__", type(function).__name__)
+        return self._choose(name).start(given)
 
     def shutdown(self) -> None:
         """End all members, also inside a function. It may be used again."""
-        with self._lock:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._making)
             members, self._members = self._members, []
         for member in members:
             member.service.shutdown()
@@ -94,34 +91,56 @@ class Crew:
         """A member with nothing to do, else a new one; where none can be had, the one that has
         least to do. The function is counted."""
         _context.connection("a crew").poll()  # what they have done since
-        for member in [member for member in self._members if not member.look()]:
-            self._members.remove(member)
-            member.service.shutdown()
-        least = min(self._members, key=lambda member: member.load, default=None)
-        if least is None or (least.load and len(self._members) < self._most):
-            label = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)[:60]
-            label = f"task-{label}.{uuid.uuid4().hex[:12]}"
+        refused = False  # those who have the GPUs do one after the other
+        while True:
+            with self._changed:
+                least = self._least()
+                full = refused or len(self._members) + self._making >= self._most
+                if least is not None and (full or not least.load):
+                    if least.take():
+                        return least
+                    continue
+                if least is None and self._making:
+                    self._changed.wait()
+                    continue
+                self._making += 1
+            made: _Member | None = None
             try:
-                made = self._make(label, self._patience if least is None else 0)
+                made = self._member(name, self._patience if least is None else 0)
+                return made
             except _errors.ResourceError:
                 if least is None:
                     raise
-                # Those who have the GPUs do one after the other.
-            else:
-                least = _Member(made, bool(self._config.gpus))
-                self._members.append(least)
-        return least if least.take() else self._choose(name)
+                refused = True
+            finally:
+                with self._changed:
+                    self._members += [] if made is None else [made]
+                    self._making -= 1
+                    self._changed.notify_all()
+
+    def _least(self) -> _Member | None:
+        """The member that has least to do; those that have ended are let go of."""
+        for member in [member for member in self._members if not member.look()]:
+            self._members.remove(member)
+            member.service.shutdown()
+        return min(self._members, key=lambda member: member.load, default=None)
+
+    def _member(self, name: str, patience: float) -> _Member:
+        """A new member, with one function to do."""
+        label = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)[:60]
+        made = self._make(f"task-{label}.{uuid.uuid4().hex[:12]}", patience)
+        return _Member(made, bool(self._config.gpus))
 
     def _made(self, name: str, patience: float) -> Service:
         return create(Runner, name, config=replace(self._config, gpus_timeout=patience))
 
 
 class _Member:
-    """A member, and how much it has to do."""
+    """A member, and how much it has to do: one function at first."""
 
     def __init__(self, service: Service, passing: bool) -> None:
         self.service = service
-        self.load = 0
+        self.load = 1
         self._alive = True
         self._passing = passing  # it ends when it has nothing to do
         self._failed: list[Ref] = []
@@ -135,17 +154,21 @@ class _Member:
 
     def start(self, given: tuple[Any, ...]) -> Ref:
         """Begin what was counted."""
-        call = self.service.run.remote(*given)
-        pending = [call]
+        pending: list[Ref | None] = [None]
+        try:
+            call = pending[0] = self.service.run.remote(*given)
+        except BaseException:
+            self._done(pending)
+            raise
         call.watch(lambda: self._done(pending))
         return call
 
-    def _done(self, pending: list[Ref]) -> None:
+    def _done(self, pending: list[Ref | None]) -> None:
         with self._lock:
             if not pending:
                 return  # it was told twice
             call = pending.pop()
-            if call.failed():
+            if call is not None and call.failed():
                 self._failed.append(call)
             self.load -= 1
             if self.load or not self._passing or not self._alive:
@@ -158,13 +181,21 @@ class _Member:
         while self._failed:
             try:
                 self._failed.pop()._result()
-            except _GONE:
-                self._alive = False
+            except _GONE:  # it has, or what the function called has
+                self._alive = self._alive and self._is_there()
             except _errors.CallCancelledError as error:
-                clear(error)
+                if error.cluster == self.service.name:
+                    clear(error)
             except Exception:
                 pass  # the function's own
         return self._alive
+
+    def _is_there(self) -> bool:
+        try:
+            get_service(self.service.name)
+        except _errors.NotFoundError:
+            return False
+        return True
 
 
 def clear(error: _errors.CallCancelledError) -> None:

@@ -32,8 +32,12 @@ class ByFile:
 def by_name(thing: Any) -> Any:
     """A class or function as others get it: by its names, also where a decorator has left
     another object in its place, which knows it; itself where it has none."""
-    module, name = thing.__module__, thing.__qualname__
-    if "<locals>" in name or (module in _pickling.MAINS and not _pickling.main_importable()):
+    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+    if (
+        not name
+        or "<locals>" in name
+        or (module in _pickling.MAINS and not _pickling.main_importable())
+    ):
         return thing
     try:
         if find(module, "", name) is not thing:

@@ -14,6 +14,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
@@ -38,6 +39,9 @@ class Program(subprocess.Popen[bytes]):
         env: Mapping[str, str] | None = None,
         lines: Callable[[str], None] | None = None,
     ) -> None:
+        for program in list(_running):
+            program.poll()  # those that have ended, and that nobody has asked
+        self._reaping = threading.RLock()  # until it is reaped, its number is no other's
         super().__init__(
             list(command),
             env=_environment(env or {}),
@@ -61,24 +65,49 @@ class Program(subprocess.Popen[bytes]):
             told(raw.decode("utf-8", "backslashreplace").rstrip("\n"))
 
     def poll(self) -> int | None:
-        """The exit code, if it has ended."""
-        code = super().poll()
-        if code is not None:
+        """The exit code, if it has ended; what it has left running is killed then."""
+        with self._reaping:
+            if self.returncode is None and not self._sweep():
+                return None
             _running.discard(self)
-        return code
+            return super().poll()
+
+    def _sweep(self) -> bool:
+        """Whether it has ended; who is left of its group gets SIGKILL, while it has its number."""
+        try:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                return False
+        except ChildProcessError:
+            return True  # another process's, or reaped by somebody else
+        self._signal(signal.SIGKILL)
+        return True
+
+    def _signal(self, number: int) -> None:
+        """Send its group a signal, unless that may be another's by now."""
+        with self._reaping, contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.returncode is None:
+                os.killpg(self.pid, number)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end, and for its last lines; the exit code, -9 for SIGKILL."""
-        code = super().wait(timeout)
-        _running.discard(self)
+        if self.poll() is None:
+            _gone(self.pid, timeout)
+        code = self.poll()
+        if code is None:
+            assert timeout is not None
+            raise subprocess.TimeoutExpired(self.args, timeout)
         if self._reader is not None:
             self._reader.join(1.0)
         return code
 
     def end(self, grace: float = GRACE) -> int:
-        """End it and what it started: SIGTERM, and SIGKILL for who is left after the grace."""
-        if self.poll() is None:
-            end_group(self.pid, grace)
+        """End it and what it started: SIGTERM, and SIGKILL for who is left when it has ended, or
+        after the grace."""
+        if grace > 0:
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.wait(grace)
+        self._signal(signal.SIGKILL)
         return self.wait()
 
     def lead(self) -> None:
@@ -117,7 +146,9 @@ def _gone(pid: int, timeout: float | None) -> None:
     except ProcessLookupError:
         return
     try:
-        select.select([handle], [], [], timeout)
+        poller = select.poll()  # which takes handles of any number
+        poller.register(handle, select.POLLIN)
+        poller.poll(None if timeout is None else timeout * 1000)
     finally:
         os.close(handle)
 
@@ -127,10 +158,10 @@ def _end_all(owner: int) -> None:
     if os.getpid() != owner:
         return
     deadline = monotonic() + GRACE
-    for program in list(_running):
-        with contextlib.suppress(OSError):
-            os.killpg(program.pid, signal.SIGTERM)
-    for program in list(_running):
+    programs = list(_running)
+    for program in programs:
+        program._signal(signal.SIGTERM)
+    for program in programs:
         _gone(program.pid, max(0.0, deadline - monotonic()))
         program.end(0.0)
 
@@ -152,5 +183,16 @@ def _leave_as(code: int) -> None:
 def _environment(env: Mapping[str, str]) -> dict[str, str]:
     made = {**os.environ, **env}
     paths = [*made.get("PYTHONPATH", "").split(os.pathsep), os.getcwd(), *sys.path]
-    made["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+    own = _own_folders()
+    kept = (path for path in paths if path and os.path.realpath(path) not in own)
+    made["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(kept))
     return made
+
+
+def _own_folders() -> set[str]:
+    """Where this Python has its standard library, which others have elsewhere."""
+    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    found |= {os.path.join(path, "lib-dynload") for path in found}
+    home = os.path.dirname(sysconfig.get_path("stdlib"))
+    found.add(os.path.join(home, f"python{sys.version_info[0]}{sys.version_info[1]}.zip"))
+    return {os.path.realpath(path) for path in found}

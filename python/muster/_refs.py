@@ -369,6 +369,7 @@ def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_fai
     try:
         return connection.wait(lambda: tally.enough, tally.left, deadline)
     finally:
+        connection.tidy()
         for ref, watcher in watchers:
             ref.unwatch(watcher)
 
@@ -379,6 +380,7 @@ def _settle(refs: list[Ref], deadline: float | None, timeout: float | None) -> N
         connection = refs[0]._connection
         connection.tell_waiting(refs, deadline is None)
         settled = connection.wait_one(refs[0], deadline)
+        connection.tidy()
     else:
         settled = _gather(refs, len(refs), deadline, stop_at_failure=True)
     if settled:

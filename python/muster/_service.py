@@ -47,8 +47,9 @@ class Service(WorkerHandle):
 
     def end_with_handle(self) -> Service:
         """Have the service end when this handle is gone, and the calls that were made by it are
-        answered; returns the handle. Once it is sent to others it is not counted any more, and
-        the service lives on."""
+        answered: the head hears of it with this process's next call, request or wait. Returns
+        the handle. Once it is sent to others it is not counted any more, and the service lives
+        on."""
         calls = self._cluster._group()
         self._ending = weakref.finalize(self, _let_go, calls.connection, calls.number)
         self._ending.atexit = False  # all services end with the script
