@@ -122,6 +122,15 @@ def test_one_that_is_made_in_a_constructor(takers: Cluster, slow: Service) -> No
     made.shutdown()
 
 
+def test_many_that_are_waited_for(takers: Cluster, slow: Service) -> None:
+    count = 1001  # more than an asynchronous class runs calls at once, if nothing is said
+    waiting = takers.workers[0].total.remote(parts_of(slow.several.remote(count), count))
+    muster.wait([waiting], timeout=0.5)
+    assert takers.workers[1].total([muster.put(1), muster.put(2)]) == 3
+    slow.let()
+    assert muster.get(waiting) == count
+
+
 def test_the_keeper_dies(takers: Cluster, slow: Service) -> None:
     put, pending = muster.put(1), slow.add.remote(1)
     takers.workers[0].total([put])
