@@ -44,6 +44,9 @@ def test_a_ref_inside_a_value_is_a_ref(takers: Cluster, slow: Service) -> None:
     assert not any(ref.done() for ref in totals)
     slow.let()
     assert muster.get(totals) == [15] * takers.world_size
+    assert (
+        takers.workers[0].total(muster.get(takers.workers[1].nested([muster.put([pending])]))) == 11
+    )
     # One that is done, too; and as an argument it is what it stands for.
     assert takers.workers[0].total([pending, pending]) == 22
     assert takers.workers[0].kinds(pending, [pending]) == ["int", "list"]
@@ -142,6 +145,7 @@ def test_the_keeper_dies(takers: Cluster, slow: Service) -> None:
     assert muster.get(fresh.awaited.remote([muster.put(2)])) == [2]
     slow.let()
     assert muster.get(fresh.awaited.remote([put, pending])) == [1, 11]
+    assert takers.workers[0].total([put, pending]) == 12
     fresh.shutdown()
 
 

@@ -21,6 +21,9 @@ class Taker(Worker):
     def total(self, refs: list[Any]) -> Any:
         return sum(muster.get(refs))
 
+    def nested(self, refs: list[Any]) -> Any:
+        return muster.put(muster.get(refs[0]))
+
     def first(self, refs: list[Any], count: int) -> tuple[int, int]:
         done, pending = muster.wait(refs, count)
         return len(done), len(pending)

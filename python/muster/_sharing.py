@@ -194,8 +194,9 @@ class Received(Ref):
     def _result(self) -> Any:
         try:
             return super()._result()
-        except _GONE:  # the keeper, or the one whom it tells of
-            _forget(self._keeper)
+        except _GONE as error:
+            if error.cluster in (KEEPER, ""):  # not the one that it tells of
+                _forget(self._keeper)
             raise
 
 
@@ -240,8 +241,9 @@ class Keeper:
         Closed.here = True
 
     async def keep(self, ident: str, value: Any) -> None:
-        """Take a value."""
+        """Take a value. One who passes a ref on may have said that it has none."""
         self._kept[ident] = value
+        self._failed.pop(ident, None)
         self._event(ident).set()
 
     async def fail(self, ident: str, error: dict[str, Any]) -> None:
@@ -252,7 +254,7 @@ class Keeper:
 
     async def expect(self, ident: str, maker: tuple[str, int, int] | None) -> None:
         """Hear who will tell it: cluster, rank and process; None: the script."""
-        self._makers[ident] = maker
+        self._makers.setdefault(ident, maker)
 
     async def take(self, ident: str) -> Any:
         """The value, or the error, as soon as it is here; or as its maker is no more."""
