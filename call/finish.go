@@ -509,7 +509,7 @@ func (c *Call) heldBy() string {
 	case len(c.Cluster.held) > 0 && c.Cluster.held[0].stays:
 		return "the deadline of " + c.Cluster.held[0].Title() + ", which comes before it, has passed, or it was cancelled, and it is not answered yet"
 	case c.Cluster.full > 0:
-		return fmt.Sprintf("a worker has %d calls queued already", MaxOut)
+		return fmt.Sprintf("a worker has %d calls queued already", c.Cluster.maxOut())
 	}
 	return "the calls before it wait for results of others"
 }

@@ -104,3 +104,26 @@ func TestLegsAreCancelledOnce(t *testing.T) {
 		t.Errorf("%d cancels of 99 other legs", cancels)
 	}
 }
+
+// A worker that runs more calls at once gets as many.
+func TestWorkerThatRunsMoreGetsMore(t *testing.T) {
+	table, cl := NewTable(1), fullCluster(1)
+	cl.Most = MaxOut + 1
+	var first *Call
+	for i := range uint64(cl.Most) {
+		c, ops := table.Submit(Request{Caller: 1, CallerID: i, Cluster: cl})
+		if len(sent(ops)) != 1 {
+			t.Fatalf("call %d was not sent", i)
+		}
+		if i == 0 {
+			first = c
+		}
+	}
+	if c, _ := table.Submit(Request{Caller: 1, CallerID: 5000, Cluster: cl}); c.State != Held {
+		t.Fatal("a call beyond the limit was sent")
+	}
+	_, ops := table.Result(cl.Workers[0], first.ID, Result{})
+	if got := sent(ops); !slices.Equal(got, []uint64{5000}) {
+		t.Fatalf("sent %v", got)
+	}
+}

@@ -170,7 +170,7 @@ func (c *Call) undo() {
 
 // relist puts on w, in their order, the legs that it has out of calls.
 func (w *Worker) relist(calls []*Call) {
-	if len(w.out()) >= MaxOut {
+	if len(w.out()) >= w.Cluster.maxOut() {
 		w.Cluster.full--
 	}
 	w.legs, w.past = nil, 0

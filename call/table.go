@@ -77,15 +77,18 @@ type Cluster struct {
 	Number  uint32
 	Name    string
 	Workers []*Worker
+	Most    int     // calls that a worker runs at once, if it was said
 	held    []*Call // not sent yet, in order
-	full    int     // workers with MaxOut legs, and those that are Dying
+	full    int     // workers with as many legs as they may have, and those that are Dying
 	down    int     // workers whose place another process is to take
 	gone    *spec.Error
 }
 
-// MaxOut is how many legs a worker has out at most; further calls of its cluster
-// are held until it has fewer.
+// MaxOut is how many legs a worker has out at most, unless it runs more at once;
+// further calls of its cluster are held until it has fewer.
 const MaxOut = 1000
+
+func (cl *Cluster) maxOut() int { return max(MaxOut, cl.Most) }
 
 // Request is a call as it comes in.
 type Request struct {
@@ -374,7 +377,7 @@ func (w *Worker) addOut(c *Call) {
 		w.legs, w.past = w.legs[:n], 0
 	}
 	w.legs = append(w.legs, c)
-	if len(w.out()) == MaxOut {
+	if len(w.out()) == w.Cluster.maxOut() {
 		w.Cluster.full++
 	}
 }
@@ -385,7 +388,7 @@ func (w *Worker) removeOut(c *Call) {
 	if i < 0 {
 		return
 	}
-	if len(out) == MaxOut {
+	if len(out) == w.Cluster.maxOut() {
 		w.Cluster.full--
 	}
 	if i > 0 {

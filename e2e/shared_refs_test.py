@@ -13,6 +13,7 @@ import pytest
 import muster
 import sharers
 from muster import Batch, Cluster, ResourceManager, Service
+from muster._refs import parts_of
 from muster._sharing import KEEPER, Put
 from running import HERE, PACKAGE, cluster, output_of, run, session
 
@@ -43,6 +44,9 @@ def test_a_ref_inside_a_value_is_a_ref(takers: Cluster, slow: Service) -> None:
     assert not any(ref.done() for ref in totals)
     slow.let()
     assert muster.get(totals) == [15] * takers.world_size
+    assert (
+        takers.workers[0].total(muster.get(takers.workers[1].nested([muster.put([pending])]))) == 11
+    )
     # One that is done, too; and as an argument it is what it stands for.
     assert takers.workers[0].total([pending, pending]) == 22
     assert takers.workers[0].kinds(pending, [pending]) == ["int", "list"]
@@ -99,6 +103,52 @@ def test_one_whose_maker_dies(takers: Cluster, slow: Service) -> None:
         muster.get(pending)
 
 
+def test_one_that_the_keeper_cannot_read(takers: Cluster) -> None:
+    ref = muster.put(sharers.Scripts())
+    assert takers.workers[0].died_of([ref]).endswith("Error False")
+    assert isinstance(muster.get(ref), sharers.Scripts)
+
+
+def test_one_whose_answer_its_maker_cannot_use(takers: Cluster, slow: Service) -> None:
+    early, late = parts_of(takers.workers[0].kinds.remote(1), 2), parts_of(slow.add.remote(1), 2)
+    muster.wait(early, 2)
+    told = [takers.workers[1].died_of.remote([ref]) for ref in (early[1], late[1])]
+    slow.let()
+    assert muster.get(told) == ["IndexError False", "TypeError False"]
+    with pytest.raises(IndexError):
+        muster.get(early[1])
+
+
+def test_one_that_is_made_in_a_constructor(takers: Cluster, slow: Service) -> None:
+    made = muster.service(sharers.Starting, "starting", slow, takers.workers[0])
+    assert made.found() == 11
+    made.shutdown()
+
+
+def test_many_that_are_waited_for(takers: Cluster, slow: Service) -> None:
+    count = 1001  # more than an asynchronous class runs calls at once, if nothing is said
+    waiting = takers.workers[0].total.remote(parts_of(slow.several.remote(count), count))
+    muster.wait([waiting], timeout=0.5)
+    assert takers.workers[1].total([muster.put(1), muster.put(2)]) == 3
+    slow.let()
+    assert muster.get(waiting) == count
+
+
+def test_the_keeper_dies(takers: Cluster, slow: Service) -> None:
+    put, pending = muster.put(1), slow.add.remote(1)
+    takers.workers[0].total([put])
+    told = takers.workers[1].died_of.remote([pending])
+    muster.wait([told], timeout=0.1)
+    muster.get_service(KEEPER).kill_process()
+    assert muster.get(told) == "WorkerDiedError False"
+    fresh = muster.service(sharers.Slow, "fresh")
+    assert muster.get(fresh.awaited.remote([muster.put(2)])) == [2]
+    slow.let()
+    assert muster.get(fresh.awaited.remote([put, pending])) == [1, 11]
+    assert takers.workers[0].total([put, pending]) == 12
+    fresh.shutdown()
+
+
 HEAD_KILLED = """
 import os, signal, subprocess
 import muster, sharers
@@ -134,8 +184,10 @@ def test_what_is_put_is_what_it_was(takers: Cluster) -> None:
     assert float(found["a"][0].mean()) == expected and found["a"][1].tolist() == [0, 1, 2, 3, 4]
     assert found["b"].tolist() == [1, 1, 1] and found["c"] == text
     assert float(found["d"].mean()) == expected + 1
-    found["b"][:] = 7
-    assert muster.get(ref)["b"].tolist() == [1, 1, 1]  # made anew
+    found["b"][:] = found["a"][0][:] = found["d"][:] = 7
+    again = muster.get(ref)  # made anew
+    assert again["b"].tolist() == [1, 1, 1]
+    assert float(again["a"][0].mean()) == expected == float(again["d"].mean()) - 1
     with pytest.raises(TypeError, match="already"):
         muster.put(ref)
 
@@ -173,6 +225,13 @@ def test_what_is_put_is_written_once(takers: Cluster) -> None:
     # Who writes to it has it alone.
     assert takers.execute_all_sync("writes", ref) == [1.0 * len(array)] * takers.world_size
     assert float(muster.get(ref).mean()) == float(array.mean())
+
+
+def test_what_is_put_can_be_cut_by_who_received_it(takers: Cluster) -> None:
+    maker = muster.service(sharers.Maker, "cutter")
+    rows = list(np.arange(4.0)[:, None].repeat(1 << 15, axis=1))
+    assert maker.cut(takers, [muster.put(rows)]) == [0, 1, 2, 3]
+    maker.shutdown()
 
 
 def test_what_is_put_can_be_cut_and_constructed_with(takers: Cluster) -> None:

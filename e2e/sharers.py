@@ -9,6 +9,7 @@ from typing import Any
 
 import muster
 from muster import Dispatch, Worker, register
+from muster._sharing import _LOOKS as LOOKS
 
 
 class Taker(Worker):
@@ -19,6 +20,9 @@ class Taker(Worker):
 
     def total(self, refs: list[Any]) -> Any:
         return sum(muster.get(refs))
+
+    def nested(self, refs: list[Any]) -> Any:
+        return muster.put(muster.get(refs[0]))
 
     def first(self, refs: list[Any], count: int) -> tuple[int, int]:
         done, pending = muster.wait(refs, count)
@@ -63,6 +67,10 @@ class Slow:
         await self.open.wait()
         return int(self.base["x"] if isinstance(self.base, dict) else self.base) + x
 
+    async def several(self, count: int) -> list[int]:
+        await self.open.wait()
+        return [1] * count
+
     async def let(self) -> None:
         self.open.set()
 
@@ -77,11 +85,40 @@ class Slow:
         return list(await asyncio.gather(*refs))
 
 
+class Starting:
+    """A service that hands out what is under way before it is there itself."""
+
+    def __init__(self, other: Any, taker: Any) -> None:
+        self.taken = taker.total.remote([other.add.remote(1)])
+        muster.wait([self.taken], timeout=2 * LOOKS)
+        other.let()
+        self.total = muster.get(self.taken)
+
+    def found(self) -> int:
+        return int(self.total)
+
+
+class Scripts:
+    """What only the script can make."""
+
+    def __reduce__(self) -> Any:
+        return _scripts, ()
+
+
+def _scripts() -> Scripts:
+    if muster._worker._identity is not None:
+        raise LookupError("only in the script")
+    return Scripts()
+
+
 class Maker:
     """A service that hands out what is under way."""
 
     def calls(self, other: Any, x: int) -> list[Any]:
         return [other.add.remote(x)]
+
+    def cut(self, others: Any, refs: list[Any]) -> list[float]:
+        return [float(row[0]) for _, row in others.rows(refs[0])]
 
 
 def square(x: int, *, plus: int = 0) -> int:

@@ -169,7 +169,7 @@ func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCr
 
 func newCluster(s spec.Cluster, plan placement.Plan, p *pool, owner *caller, origin uint64) *cluster {
 	return &cluster{
-		spec: s, plan: plan, pool: p, owner: owner, origin: origin, settled: make(chan struct{}), started: make(chan struct{}), ended: make(chan struct{}),
+		Cluster: call.Cluster{Most: s.MaxConcurrency}, spec: s, plan: plan, pool: p, owner: owner, origin: origin, settled: make(chan struct{}), started: make(chan struct{}), ended: make(chan struct{}),
 		recovery: recovery{budget: budget{most: s.MaxRestarts, window: time.Duration(s.RestartWindowSeconds * float64(time.Second))}},
 	}
 }

@@ -214,6 +214,7 @@ class Group:
         if not isinstance(arg, Ref):
             return arg
         ours = arg._connection is self.connection and arg._finish is None
+        ours = ours and (whole or arg.as_made)
         if arg._state == PENDING and ours and hold is not None:
             hold.want(arg._id)
             if arg._state == PENDING:  # still, and what answers it is kept

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _COLUMN = "bytes"
 _ALIGNED = 64  # where a part begins, as arrays want it
+_WIDE = 4096  # bytes of a row, where one for each byte would be too many
 
 
 class Closed:
@@ -37,7 +38,7 @@ class Kept:
     def open(self) -> Any:
         """The value, made anew: large parts over the shared memory, privately mapped, small ones
         copied, as torch wants to write."""
-        data = memoryview(b"") if self._batch is None else self._batch[_COLUMN].data
+        data = memoryview(b"") if self._batch is None else _content(self._batch)
         views: list[Any] = []
         at = 0
         for part in self._parts:
@@ -80,9 +81,7 @@ class Laid:
     def open(self) -> Any:
         """The value, made anew: what is written to one is not seen in another."""
         buffers = [
-            _objects.Stored(part.right, part.offset, part.nbytes)
-            if type(part) is _objects.Stored
-            else bytearray(part)
+            _own(part) if type(part) is _objects.Stored else bytearray(part)
             for part in self._buffers
         ]
         return _values.decode(self._body, buffers)
@@ -121,20 +120,48 @@ def keep(value: Any) -> Kept | Laid:
         return Kept(body, [bytes(view) for view in views], None)
     from ._batch import Batch
 
-    if len(large) == 1:
+    size = large[0].nbytes if len(large) == 1 else sum(_aligned(view.nbytes) for view in large)
+    rows, width = shape_of(size)
+    if len(large) == 1 and rows * width == size:
         data = numpy.frombuffer(large[0], numpy.uint8)
     else:
-        data = numpy.empty(sum(_aligned(view.nbytes) for view in large), numpy.uint8)
+        data = numpy.empty(rows * width, numpy.uint8)
         at = 0
         for view in large:
             data[at : at + view.nbytes] = view
             at += _aligned(view.nbytes)
     parts = [view.nbytes if view.nbytes >= _objects.LARGE else bytes(view) for view in views]
     kind = f"{Kept.__module__}:{Kept.__qualname__}"
-    batch = Batch({_COLUMN: data}, {_metas.CLASS: kind, "body": body, "parts": parts})
+    batch = Batch(
+        {_COLUMN: data.reshape(rows, width)}, {_metas.CLASS: kind, "body": body, "parts": parts}
+    )
     batch._encode([])  # into the store now: its maker may change the array
     return Kept(body, parts, batch)
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNED) * _ALIGNED
+
+
+def shape_of(size: int) -> tuple[int, int]:
+    """Rows of a batch, and the bytes of each, that have room for so many bytes."""
+    from ._rows import MAX_ROWS  # which needs numpy
+
+    width = 1 if size <= MAX_ROWS else _WIDE
+    return -(-size // width), width
+
+
+def _content(batch: Batch) -> memoryview:
+    """The large parts, in memory that nobody else has."""
+    from ._blocks import Block
+
+    ((block, rows),) = batch._live()[0].pieces
+    data: memoryview = Block(None, _own(block.source)).read(_COLUMN, rows).reshape(-1).data
+    return data
+
+
+def _own(source: Any) -> Any:
+    """The same content, to be mapped or copied once more."""
+    if type(source) is _objects.Stored:
+        return _objects.Stored(source.right, source.offset, source.nbytes)
+    return _objects.Inline(source.buffer().toreadonly())

@@ -54,6 +54,9 @@ class Ref:
         "_watchers",
     )
 
+    #: Whether its answer is what a call returned, so that the head can cut it.
+    as_made = True
+
     _connection: Connection
     _ident: str
 
@@ -116,7 +119,7 @@ class Ref:
     def __reduce__(self) -> Any:
         from ._sharing import received, share
 
-        return received, (share(self),)
+        return received, share(self)
 
     # What follows is for the connection and the functions below.
 

@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _context, _errors, _worker
@@ -20,14 +21,20 @@ from ._refs import DECODED, Ref
 
 if TYPE_CHECKING:
     import asyncio
+    from concurrent.futures import Future
 
     from ._client import Connection
 
 #: The keeper, as `muster.list_services` tells of it.
 KEEPER = "muster.refs"
 _ID_BYTES = 28
+#: How many may wait for values at once; those who bring some are not to wait behind them.
+_TAKERS = 1_000_000
 #: How often, in seconds, the keeper looks whether one lives whose value is waited for.
 _LOOKS = 1.0
+#: Seconds after which a ref that nobody has told of is one that a keeper had who died.
+_UNTOLD = 60.0
+_GONE = (_errors.WorkerDiedError, _errors.NotFoundError)
 _NONE: Any = None  # the connection of a ref that waits for nothing
 
 
@@ -95,41 +102,60 @@ def ident_of(ref: Ref) -> str:
         return ident
 
 
-def share(ref: Ref) -> str:
-    """Have others find what a ref stands for; returns its id."""
-    ident = ident_of(ref)
+def share(ref: Ref) -> tuple[str, int]:
+    """Have others find what a ref stands for; returns its id, and the keeper's number."""
+    ident, keeper = ident_of(ref), _keeper()
     with _Shared.lock:
         if ref in _Shared.sent:
-            return ident
-        _Shared.sent.add(ref)
-    keeper = _keeper()
+            return ident, _number()
     if ref.done():
-        _tell(keeper, ident, ref)
-        return ident
-
-    def tell(_: object) -> None:
-        with suppress(_errors.MusterError):  # the session is over
-            _tell(keeper, ident, ref)
-
-    if (me := _worker._identity) is not None:
-        keeper.expect.remote(ident, (me.cluster_name, me.rank, os.getpid()))
-    # Not as an argument that the head waits for: what others share would wait behind it.
-    ref.future().add_done_callback(tell)
-    return ident
-
-
-def _tell(keeper: Any, ident: str, ref: Ref) -> None:
-    try:
-        value = ref._passed(whole=True)
-    except _errors.MusterError as error:
-        keeper.fail.remote(ident, error)
+        _settle(keeper, ident, ref)
     else:
-        keeper.keep.remote(ident, value)
+        me = _worker._identity
+        maker = None if me is None else (me.cluster_name, me.rank, os.getpid())
+        _tell(keeper, "expect", ident, maker)
+        # Not as an argument that the head waits for: what others share would wait behind it.
+        ref.future().add_done_callback(lambda _: _settle_late(keeper, ident, ref))
+    with _Shared.lock:  # not before: who pickles tries it twice, and is to fail twice
+        _Shared.sent.add(ref)
+        return ident, _number()
 
 
-def received(ident: str) -> Ref:
-    """A ref that came inside a value."""
+def _settle(keeper: Any, ident: str, ref: Ref) -> None:
+    """Tell the keeper what a ref stands for, or why there is nothing: of the call, or of what
+    its maker does with the answer."""
+    try:
+        _tell(keeper, "keep", ident, ref._passed(whole=True))
+    except Exception as error:
+        _tell(keeper, "fail", ident, _errors.to_wire(error))
+
+
+def _settle_late(keeper: Any, ident: str, ref: Ref) -> None:
+    with suppress(_errors.MusterError):  # the session is over
+        _settle(keeper, ident, ref)
+
+
+def _tell(keeper: Any, method: str, ident: str, what: Any, again: bool = True) -> None:
+    """Call the keeper. If it has died there is another, and what it cannot take is a failure."""
+
+    def look(done: Future[Any]) -> None:
+        error = done.exception()
+        with suppress(_errors.MusterError):  # the session is over
+            if isinstance(error, _GONE):
+                _forget(keeper)
+                if again and (_context.in_worker() or _context.session() is not None):
+                    _tell(_keeper(), method, ident, what, again=False)
+            elif method == "keep" and error is not None:
+                _tell(keeper, "fail", ident, _errors.to_wire(error))
+
+    getattr(keeper, method).remote(ident, what).future().add_done_callback(look)
+
+
+def received(ident: str, number: int) -> Ref:
+    """A ref that came inside a value, from who knows the keeper of that number."""
     with _Shared.lock:
+        if number > _number() > 0:
+            _drop()  # it is an earlier one, so it has died
         found = _Shared.alive.get(ident)
         if found is None:
             found = _Shared.alive[ident] = Received(ident)
@@ -140,11 +166,14 @@ def received(ident: str) -> Ref:
 class Received(Ref):
     """A ref that another process made. Nobody is asked for its value before it is used."""
 
-    __slots__ = ("_taken",)
+    __slots__ = ("_keeper", "_taken")
+
+    as_made = False  # it comes as it is kept, which may be closed
 
     def __init__(self, ident: str) -> None:
         super().__init__(_NONE, 0)
         self._ident = ident
+        self._keeper: Any = None
         self._taken: Ref | None = None
 
     @property
@@ -152,7 +181,8 @@ class Received(Ref):
         """The one that its value comes by: from now on, it does."""
         taken = self._taken
         if taken is None:
-            taken = _keeper().take.remote(self._ident)
+            self._keeper = _keeper()
+            taken = self._keeper.take.remote(self._ident)
             self._taken, self._id = taken, taken._id
             self.follow(taken)
         return taken._connection
@@ -161,6 +191,14 @@ class Received(Ref):
     def _connection(self, connection: Connection) -> None:
         """It has none yet."""
 
+    def _result(self) -> Any:
+        try:
+            return super()._result()
+        except _GONE as error:
+            if error.cluster in (KEEPER, ""):  # not the one that it tells of
+                _forget(self._keeper)
+            raise
+
 
 def _keeper() -> Any:
     """The session's keeper, made when it is first needed."""
@@ -168,8 +206,28 @@ def _keeper() -> Any:
     if _Shared.connection is not connection:
         from ._service import service
 
-        _Shared.keeper, _Shared.connection = service(Keeper, KEEPER), connection
+        if _Shared.connection is not None:
+            _forget(_Shared.keeper)  # of a session that is over
+        config = {"max_concurrency": _TAKERS}
+        _Shared.keeper = service(Keeper, KEEPER, config=config)
+        _Shared.connection = connection
     return _Shared.keeper
+
+
+def _forget(keeper: Any) -> None:
+    """It has ended, and what it had is gone: refs are told anew when they are sent again."""
+    with _Shared.lock:
+        if _Shared.keeper is keeper:
+            _drop()
+
+
+def _drop() -> None:
+    _Shared.connection = _Shared.keeper = None
+    _Shared.sent.clear()
+
+
+def _number() -> int:
+    return 0 if _Shared.keeper is None else int(_Shared.keeper._cluster._number)
 
 
 class Keeper:
@@ -177,48 +235,55 @@ class Keeper:
 
     def __init__(self) -> None:
         self._kept: dict[str, Any] = {}
-        self._failed: dict[str, BaseException] = {}
-        self._makers: dict[str, tuple[str, int, int]] = {}
+        self._failed: dict[str, dict[str, Any]] = {}
+        self._makers: dict[str, tuple[str, int, int] | None] = {}
         self._there: dict[str, asyncio.Event] = {}
         Closed.here = True
 
     async def keep(self, ident: str, value: Any) -> None:
-        """Take a value."""
+        """Take a value. One who passes a ref on may have said that it has none."""
         self._kept[ident] = value
+        self._failed.pop(ident, None)
         self._event(ident).set()
 
-    async def fail(self, ident: str, error: BaseException) -> None:
-        """Take the error that is there in its place."""
+    async def fail(self, ident: str, error: dict[str, Any]) -> None:
+        """Take the error that is there in its place, as it goes over the wire."""
         if not self._event(ident).is_set():
             self._failed[ident] = error
             self._event(ident).set()
 
-    async def expect(self, ident: str, maker: tuple[str, int, int]) -> None:
-        """Hear who will tell it: cluster, rank and process."""
-        self._makers[ident] = maker
+    async def expect(self, ident: str, maker: tuple[str, int, int] | None) -> None:
+        """Hear who will tell it: cluster, rank and process; None: the script."""
+        self._makers.setdefault(ident, maker)
 
     async def take(self, ident: str) -> Any:
         """The value, or the error, as soon as it is here; or as its maker is no more."""
         import asyncio
 
-        there = self._event(ident)
+        there, asked = self._event(ident), monotonic()
         while not there.is_set():
             try:
                 await asyncio.wait_for(there.wait(), _LOOKS)
             except asyncio.TimeoutError:
-                await self._look(ident)
+                await self._look(ident, monotonic() - asked)
         if ident in self._failed:
-            raise self._failed[ident].with_traceback(None)
+            raise _errors.from_wire(self._failed[ident])
         return self._kept[ident]
 
-    async def _look(self, ident: str) -> None:
+    async def _look(self, ident: str, waited: float) -> None:
         """See whether somebody is there who will tell it."""
         import asyncio
 
         maker = self._makers.get(ident)
         if maker is not None and await asyncio.to_thread(_is_gone, *maker):
             gone = "the process that made this ref's call has ended, before there was an answer"
-            await self.fail(ident, _errors.WorkerDiedError(gone, worker=maker[0]))
+            await self._lose(ident, gone, maker[0])
+        elif ident not in self._makers and waited > _UNTOLD:
+            gone = f"what this ref stands for was lost: service {KEEPER}, which had it, has died"
+            await self._lose(ident, gone, KEEPER)
+
+    async def _lose(self, ident: str, why: str, worker: str) -> None:
+        await self.fail(ident, _errors.to_wire(_errors.WorkerDiedError(why, worker=worker)))
 
     def _event(self, ident: str) -> asyncio.Event:
         import asyncio
@@ -227,10 +292,15 @@ class Keeper:
 
 
 def _is_gone(cluster: str, rank: int, pid: int) -> bool:
-    """Whether a worker's process has ended, or another has its place."""
-    wanted = {"number": 0, "name": cluster}
+    """Whether a worker's process has ended, or another has its place. One that is in its
+    constructor is not known by its process yet."""
+    request = _context.connection().request
     try:
-        worker = _context.connection().request("cluster.describe", wanted)["workers"][rank]
-    except _errors.NotFoundError:
-        return True
-    return bool(worker["state"] == "dead" or worker["pid"] != pid)
+        found = [request("cluster.describe", {"number": 0, "name": cluster})]
+    except _errors.NotFoundError:  # also where it is not up yet
+        found = [one for one in request("status", {})["clusters"] if one["name"] == cluster]
+    workers = [one["workers"][rank] for one in found if rank < len(one["workers"])]
+    return not any(
+        worker["state"] == "starting" or (worker["state"] != "dead" and worker["pid"] == pid)
+        for worker in workers
+    )
