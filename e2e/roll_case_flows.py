@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from roll_case_roles import RankInfo, custom_np_concatenate, ray
+from roll_case_roles import RankInfo, custom_np_concatenate, ranks_of, ray
 
 if TYPE_CHECKING:
     from muster.compat.roll import DataProto, Dispatch, Worker, WorkerConfig, register
@@ -203,15 +203,7 @@ class Generator(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def initialize(self, pipeline_config: Any) -> None:
-        tp = pipeline_config["tp"]
-        self.rank_info = RankInfo(
-            world_size=self.world_size,
-            tp_size=tp,
-            dp_size=self.world_size // tp,
-            rank=self.rank,
-            tp_rank=self.rank % tp,
-            dp_rank=self.rank // tp,
-        )
+        self.rank_info = ranks_of(self, pipeline_config["tp"])
 
     @register(dispatch_mode=Dispatch.DP_MP_DISPATCH_FIRST)
     def generate(self, data: Any) -> Any:

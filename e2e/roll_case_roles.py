@@ -151,20 +151,25 @@ class Own(Exception):
         self.code = code
 
 
+def ranks_of(worker: Any, tp: int) -> Any:
+    """Where a rank is in dp x tp, as its strategy would say."""
+    return RankInfo(
+        world_size=worker.world_size,
+        tp_size=tp,
+        dp_size=worker.world_size // tp,
+        rank=worker.rank,
+        tp_rank=worker.rank % tp,
+        dp_rank=worker.rank // tp,
+    )
+
+
 class Probe(Worker):
     """Says who got what."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def initialize(self, pipeline_config: Any, tp: int = 1) -> None:
         self.pipeline_config = pipeline_config
-        self.rank_info = RankInfo(
-            world_size=self.world_size,
-            tp_size=tp,
-            dp_size=self.world_size // tp,
-            rank=self.rank,
-            tp_rank=self.rank % tp,
-            dp_rank=self.rank // tp,
-        )
+        self.rank_info = ranks_of(self, tp)
 
     @register()
     def all_to_all(self, *args: Any, **kwargs: Any) -> Any:
