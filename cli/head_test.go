@@ -52,7 +52,7 @@ func live(t *testing.T) (session.Session, *fake.Backend, func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx, nil) }()
-	h.StartNodes(spec.Virtual{Nodes: 1, Devices: 4}, true, 0, spec.Runtime{})
+	h.StartNodes(spec.Virtual{Nodes: 1, Devices: 4}, true)
 	end := sync.OnceFunc(func() {
 		cancel()
 		if err := <-ended; err != nil {

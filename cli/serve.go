@@ -163,7 +163,7 @@ func runHead(embedded bool, virtual string, which naming, from provider) error {
 	if !embedded {
 		fmt.Printf("head of session %s\nattach by: muster.init(address=%q)\n", place.Name, h.Address())
 		if before == nil {
-			go h.StartNodes(v, virtual != "", 0, spec.Runtime{})
+			h.StartNodes(v, virtual != "")
 		}
 	}
 	err = h.Run(ctx, owner)

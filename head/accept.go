@@ -166,7 +166,7 @@ func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (p
 		c.runtime = hello.Runtime
 		h.owner, h.ownerPid = c, hello.Pid
 		h.noteMetaLocked(hello.Virtual)
-		go h.StartNodes(v, hello.Virtual != "", hello.Pid, hello.Runtime)
+		go h.startNodes(v, hello.Virtual != "", hello.Pid, hello.Runtime)
 		return h.welcomeLocked(c, p, conn, w, false)
 	case wire.RoleController:
 		if hello.Back != 0 {

@@ -147,7 +147,7 @@ type Head struct {
 	over     chan struct{} // closed when the head should end
 	overWhy  string
 	serving  sync.WaitGroup
-	launches sync.WaitGroup // StartNodes under way
+	launches sync.WaitGroup // startNodes under way
 	connsMu  sync.Mutex
 	conns    map[*wire.Conn]bool
 	crashed  atomic.Bool

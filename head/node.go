@@ -62,9 +62,21 @@ type nodeConn struct {
 	links []peer        // relayed connections, by link; its reader's alone
 }
 
-// StartNodes launches the agents of all nodes the backend has. It returns when
-// they are launched, not when they have joined.
-func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Runtime) {
+// StartNodes has the agents launched of all nodes that the backend has. A head that
+// follows this one knows of which kind they are when it returns.
+func (h *Head) StartNodes(v spec.Virtual, virtual bool) {
+	text := ""
+	if virtual {
+		text = v.String()
+	}
+	h.mu.Lock()
+	h.noteMetaLocked(text)
+	h.mu.Unlock()
+	go h.startNodes(v, virtual, 0, spec.Runtime{})
+}
+
+// startNodes returns when the agents are launched, not when they have joined.
+func (h *Head) startNodes(v spec.Virtual, virtual bool, owner int, warm spec.Runtime) {
 	h.mu.Lock()
 	if h.isOver {
 		h.mu.Unlock()
@@ -72,13 +84,6 @@ func (h *Head) StartNodes(v spec.Virtual, virtual bool, owner int, warm spec.Run
 	}
 	h.virtual = v
 	h.launches.Add(1)
-	if h.owner == nil && h.opts.Resume == nil {
-		text := ""
-		if virtual {
-			text = v.String()
-		}
-		h.noteMetaLocked(text)
-	}
 	h.mu.Unlock()
 	defer h.launches.Done()
 	ctx, cancel := context.WithCancel(context.Background())

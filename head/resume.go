@@ -220,7 +220,7 @@ func (h *Head) resume(s *journal.State) {
 		}()
 	}
 	h.mu.Unlock()
-	go h.StartNodes(v, s.Meta.Virtual != "", s.Meta.Owner.Pid, spec.Runtime{})
+	go h.startNodes(v, s.Meta.Virtual != "", s.Meta.Owner.Pid, spec.Runtime{})
 }
 
 // nodeBackLocked: an agent is back. Workers that it does not have do not come.

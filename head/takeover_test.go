@@ -51,7 +51,6 @@ func newCrashes(t testing.TB, virtual string, script fake.Script, at ...int) *cr
 	}
 	c := &crashes{t: t, dir: dir, virtual: virtual, fake: newFake(shape, script), at: at, next: make(chan struct{}, 1)}
 	c.options = head.Options{Dir: filepath.Join(dir, "s"), LogDir: dir, Session: "test", Grace: 5 * time.Second}
-	c.options.Backend = func(spec.Virtual, bool) (backend.Backend, error) { return c.fake, nil }
 	must(t, os.MkdirAll(c.options.Dir, 0o700))
 	c.start()
 	c.runs.Add(1)
@@ -95,11 +94,14 @@ func (c *crashes) start() {
 			return
 		}
 		c.at, dead = c.at[1:], true
+		h.Crash() // first: nothing that is said may be missing in the journal
 		_ = o.Journal.Close()
-		h.Crash()
 		c.next <- struct{}{}
 	}
 	c.fault = o.Fault
+	o.Backend = func(spec.Virtual, bool) (backend.Backend, error) {
+		return mortal{Backend: c.fake, mu: &c.mu, dead: &dead}, nil
+	}
 	made, err := head.New(o)
 	if err != nil {
 		c.err = errors.Join(c.err, err)
@@ -108,7 +110,7 @@ func (c *crashes) start() {
 	h, c.head = made, made
 	if o.Resume == nil {
 		v, _ := spec.ParseVirtual(c.virtual)
-		go made.StartNodes(v, true, 0, spec.Runtime{})
+		made.StartNodes(v, true)
 	}
 	c.runs.Add(1)
 	go func() {
@@ -116,6 +118,23 @@ func (c *crashes) start() {
 		_ = made.Run(context.Background(), nil)
 		_ = o.Journal.Close()
 	}()
+}
+
+// mortal is the backend of a head that may be dead: it launches nothing any more,
+// though what ran in it goes on for a moment in this process.
+type mortal struct {
+	*fake.Backend
+	mu   *sync.Mutex
+	dead *bool
+}
+
+func (m mortal) Launch(ctx context.Context, join backend.Join) (backend.Agent, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if *m.dead {
+		return nil, errors.New("this head is dead")
+	}
+	return m.Backend.Launch(ctx, join)
 }
 
 // crash ends the head of now at its next step.
@@ -157,6 +176,9 @@ func (c *crashes) end(by *returning) error {
 	left := by.leave()
 	if spec.AsError(left).Code == spec.CodeHeadLost {
 		left = nil
+	}
+	if left != nil { // the head may not have heard of the end, for which is waited below
+		c.t.Log("the script has left:", left)
 	}
 	close(c.next)
 	ended := make(chan struct{})
