@@ -39,7 +39,8 @@ type relay struct {
 	links map[uint32]*link
 	shut  bool
 
-	flushing []*link // links with queued frames; of the head's reader alone
+	flushing []*link      // links with queued frames; of the head's reader alone
+	conns    []*wire.Conn // theirs, for flush
 }
 
 type link struct {
@@ -263,12 +264,14 @@ func (r *relay) mark(l *link) {
 
 // flush writes what deliver and fanout queued. Called by the head's reader.
 func (r *relay) flush() {
-	for i, l := range r.flushing {
+	for _, l := range r.flushing {
 		l.unflushed = false
-		l.conn.Flush()
-		r.flushing[i] = nil
+		r.conns = append(r.conns, l.conn)
 	}
-	r.flushing = r.flushing[:0]
+	r.loop.FlushAll(r.conns)
+	clear(r.flushing)
+	clear(r.conns)
+	r.flushing, r.conns = r.flushing[:0], r.conns[:0]
 }
 
 // close ends every link, and takes no more.

@@ -50,6 +50,7 @@ func settle(f *wire.Frame) {
 // batch collects the ports that frames were queued on, to flush each once.
 type batch struct {
 	ports  []port
+	conns  []*wire.Conn // for flush
 	frames int
 	locked bool       // the head is, by this reader
 	slow   port       // one that is far behind
@@ -93,11 +94,17 @@ func (b *batch) touch(p port) {
 }
 
 func (b *batch) flush() {
-	for i, p := range b.ports {
-		p.Flush()
-		b.ports[i] = nil
+	for _, p := range b.ports {
+		if c, ok := p.(*wire.Conn); ok {
+			b.conns = append(b.conns, c)
+		} else {
+			p.Flush()
+		}
 	}
-	b.ports, b.frames = b.ports[:0], 0
+	b.lane.FlushAll(b.conns)
+	clear(b.ports)
+	clear(b.conns)
+	b.ports, b.conns, b.frames = b.ports[:0], b.conns[:0], 0
 }
 
 // wholeFrame is a frame as it lies on the wire, for Fanout to carry.

@@ -417,7 +417,11 @@ func (c *Conn) writeNow() bool {
 		c.failLocked(c.tryErr)
 		return true
 	}
-	n := max(c.tryN, 0)
+	return c.wroteLocked(max(c.tryN, 0))
+}
+
+// wroteLocked: so many bytes of out are written; whether nothing is left.
+func (c *Conn) wroteLocked(n int) bool {
 	c.pending.Add(-int64(n))
 	if n == len(c.out) {
 		c.out = c.out[:0]

@@ -24,6 +24,7 @@ type Loop struct {
 	ended chan struct{}
 	eager func() (looks, shares bool)
 	later []delayed // by when they are due; the loop's goroutine alone looks at it
+	joint together
 
 	mu    sync.Mutex
 	conns map[int32]*Conn // by descriptor
@@ -59,6 +60,9 @@ func NewLoop(eager func() (looks, shares bool)) (*Loop, error) {
 		return nil, fmt.Errorf("no way to end a loop: %w", err)
 	}
 	l := &Loop{epoll: epoll, wake: wake, ended: make(chan struct{}), conns: map[int32]*Conn{}, eager: eager}
+	if useRing {
+		l.joint.ring = newRing()
+	}
 	go l.run()
 	return l, nil
 }
@@ -67,6 +71,7 @@ func NewLoop(eager func() (looks, shares bool)) (*Loop, error) {
 func (l *Loop) Close() {
 	_, _ = unix.Write(l.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	<-l.ended
+	l.joint.close()
 	_ = unix.Close(l.wake)
 	_ = unix.Close(l.epoll)
 }

@@ -7,6 +7,9 @@ import (
 	"unsafe"
 )
 
+// useRing: whether many small writes are one system call.
+const useRing = true
+
 func readFd(fd uintptr, b []byte) (int, syscall.Errno)  { return transfer(syscall.SYS_READ, fd, b) }
 func writeFd(fd uintptr, b []byte) (int, syscall.Errno) { return transfer(syscall.SYS_WRITE, fd, b) }
 
