@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -61,7 +62,7 @@ func NewLoop(eager func() (looks, shares bool)) (*Loop, error) {
 	}
 	l := &Loop{epoll: epoll, wake: wake, ended: make(chan struct{}), conns: map[int32]*Conn{}, eager: eager}
 	if useRing {
-		l.joint.ring = newRing()
+		l.joint.ring, l.joint.from = newRing(), runtime.NumCPU()+1
 	}
 	go l.run()
 	return l, nil

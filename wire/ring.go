@@ -14,7 +14,8 @@ import (
 // ring writes to many sockets in one system call, by io_uring. A frame that is
 // written wakes who waits for it, and where no core is idle that is most often on
 // the writer's: it comes to write the next frame when the first is answered, and
-// another core has nothing to do meanwhile. In one call all are woken first.
+// another core has nothing to do meanwhile. In one call all are woken first. Where
+// there are cores enough it is the slower way: the first is woken a little later.
 //
 // It is written by hand as this is all that is wanted of io_uring: nothing that
 // waits, no thread of the kernel's, nothing under way when send returns.
@@ -159,6 +160,7 @@ const sendMost = 16 << 10
 type together struct {
 	mu    sync.Mutex
 	ring  *ring // nil: none can be had
+	from  int   // so many connections at least: more than cores
 	sends []sending
 	conns []*Conn // whose locks it has
 }
@@ -166,7 +168,7 @@ type together struct {
 // FlushAll flushes connections; those with little to write by one system call, where
 // that can be had. Of a nil loop each by itself.
 func (l *Loop) FlushAll(conns []*Conn) {
-	for len(conns) > 1 && l != nil && l.joint.flush(conns[:min(len(conns), ringSize)]) {
+	for l != nil && len(conns) >= l.joint.from && l.joint.flush(conns[:min(len(conns), ringSize)]) {
 		conns = conns[min(len(conns), ringSize):]
 	}
 	for _, c := range conns {

@@ -15,6 +15,7 @@ func ringLoop(t testing.TB) *Loop {
 	if l.joint.ring == nil {
 		l.joint.ring = newRing()
 	}
+	l.joint.from = 2
 	if l.joint.ring == nil {
 		t.Skip("this kernel, or its container, has no io_uring to be had")
 	}
