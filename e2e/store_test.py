@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 
 import muster
 from muster import Batch
-from running import cluster, eventually, pool, run_script, session
+from running import IMPORTS, cluster, eventually, output_of, pool, run, run_script, session
 from stages import MIB, Stage, objects, rows, stores
 
 
@@ -59,6 +60,34 @@ if __name__ == "__main__":
         PYTHONPATH=str(Path(__file__).parent),
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
+
+
+def test_a_small_dev_shm(tmp_path: Path) -> None:
+    """As containers have it; here of 64 KiB, for 64 MiB of rows."""
+    small = "mount -t tmpfs -o size=64k tmpfs /dev/shm"
+    tried = run("unshare", "--mount", "sh", "-c", small)
+    if tried.returncode != 0:
+        pytest.skip(f"needs mounts: {tried.stderr.strip()}")
+    script = tmp_path / "script.py"
+    script.write_text(
+        IMPORTS
+        + """
+import numpy as np, shutil
+from muster import Batch
+from stages import Stage
+if __name__ == "__main__":
+    assert shutil.disk_usage("/dev/shm").total == 64 << 10
+    rm = ResourceManager(0, 1)
+    c = Cluster(name="c", worker_cls=Stage, resource_manager=rm, worker_config=WorkerConfig(world_size=2))
+    out = c.double(Batch({"x": np.ones((8192, 1024))}))
+    print(out["x"].sum())
+"""
+    )
+    done = run(
+        *("unshare", "--mount", "sh", "-c", f'{small} && exec "$@"', "sh", sys.executable, script),
+        PYTHONPATH=str(Path(__file__).parent),
+    )
+    assert output_of(done).split() == [str(2.0 * 8192 * 1024)]
 
 
 def test_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
