@@ -107,7 +107,7 @@ func TestANetworkThatLosesOneDirection(t *testing.T) {
 func TestAHeadThatIsGoneOnAnotherMachine(t *testing.T) {
 	b := newBench(t, func(b *bench) {
 		afar(b)
-		b.join.Grace, b.join.NodeGrace = 0.1, 3600
+		b.join.Grace, b.join.NodeGrace = 1, 3600
 	})
 	b.listen.Close()
 	b.conn.Close()
