@@ -294,12 +294,15 @@ func marked(mark string) []string {
 	return found
 }
 
+// patience is how long a test waits for what must come.
+const patience = 30 * time.Second
+
 // eventually looks until it holds: an end that nobody tells of.
 func eventually(t *testing.T, what string, holds func() (bool, string)) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	late := time.After(10 * time.Second)
+	late := time.After(patience)
 	for {
 		ok, why := holds()
 		if ok {
@@ -308,7 +311,7 @@ func eventually(t *testing.T, what string, holds func() (bool, string)) {
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Errorf("not so within 10 s: %s: %s", what, why)
+			t.Errorf("not so within %v: %s: %s", patience, what, why)
 			return
 		}
 	}

@@ -196,7 +196,7 @@ func TestWorkersThatDoNotStart(t *testing.T) {
 func TestDeadlinesTellStacks(t *testing.T) {
 	s := start(t, muster.Options{Virtual: "1x1"})
 	c := s.cluster("c", muster.ClusterConfig{World: 2, Grace: time.Second})
-	ctx, cancel := context.WithTimeout(testContext(t), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(testContext(t), 2*time.Second) // by then it has begun
 	defer cancel()
 	err := muster.Do(ctx, c.Rank(1), "hang")
 	e := code(t, err, muster.CodeTimeout, "c-1", "hangHere")

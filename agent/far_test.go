@@ -27,7 +27,7 @@ func afar(b *bench) {
 	}
 	b.far = authority
 	b.join.Far = backend.Far{
-		Transport: backend.TLS, Pin: authority.Pin(), NodeGrace: patience.Seconds(), Ping: 0.05, Silent: 0.2,
+		Transport: backend.TLS, Pin: authority.Pin(), NodeGrace: patience.Seconds(), Ping: 0.05, Silent: 2, // which nobody is who only has no core for a while
 	}
 	b.join.Relay = true
 }
@@ -60,7 +60,10 @@ func TestAHeadOnAnotherMachine(t *testing.T) {
 
 // Where nothing comes, it dials again, and has kept all.
 func TestAHeadThatIsSilent(t *testing.T) {
-	b := newBench(t, afar)
+	b := newBench(t, func(b *bench) {
+		afar(b)
+		b.join.Silent = 0.3
+	})
 	b.start(b.workers(1, "control wait"))
 	b.untilSaid(1, "up", 1)
 	pids := b.below("fake-worker")
@@ -104,7 +107,7 @@ func TestANetworkThatLosesOneDirection(t *testing.T) {
 func TestAHeadThatIsGoneOnAnotherMachine(t *testing.T) {
 	b := newBench(t, func(b *bench) {
 		afar(b)
-		b.join.Grace, b.join.NodeGrace = 0.1, 3600
+		b.join.Grace, b.join.NodeGrace = 1, 3600
 	})
 	b.listen.Close()
 	b.conn.Close()

@@ -20,7 +20,7 @@ import (
 	"github.com/muster-rl/muster/wire"
 )
 
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // place makes the folders of a session; short, for sockets' sake.
 func place(t *testing.T) session.Session {

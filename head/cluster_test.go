@@ -136,7 +136,7 @@ func TestStartTimeoutHasStacks(t *testing.T) {
 			},
 			Stack: func(w *fake.Worker) string { return "loading " + w.Name },
 		}})
-		_, err := r.create(r.owner, r.pool(0, 2), "slow", 4, func(s *spec.Cluster) { s.StartupSeconds = 0.2 })
+		_, err := r.create(r.owner, r.pool(0, 2), "slow", 4, func(s *spec.Cluster) { s.StartupSeconds = 1 })
 		wantError(t, err, spec.CodeTimeout, "1 of 4 workers", "startup_timeout", "slow-2 on node-0", "loading slow-2")
 	})
 }

@@ -189,10 +189,10 @@ func TestDeadlineHasStacks(t *testing.T) {
 		r := newRig(t, setup{virtual: "2x0" + relay, script: script})
 		info, err := r.create(r.owner, r.pool(0, 2), "a", 3)
 		must(t, err)
-		id := r.owner.send(callee{cluster: info.Number, method: "all", timeout: 150 * time.Millisecond}, args())
+		id := r.owner.send(callee{cluster: info.Number, method: "all", timeout: time.Second}, args())
 		out := take(t, legs, 3)
 		out[0].Return([]byte{0})
-		e := r.owner.fails(id, spec.CodeTimeout, "a.all", "150ms", "2 of 3 ranks", "a-1 on node-1", "stuck in a-1", "stuck in a-2")
+		e := r.owner.fails(id, spec.CodeTimeout, "a.all", "1s", "2 of 3 ranks", "a-1 on node-1", "stuck in a-1", "stuck in a-2")
 		if len(e.Stacks) != 2 || e.Stacks[0].Rank != 1 || e.Stacks[0].Node != "node-1" {
 			t.Errorf("stacks: %+v", e.Stacks)
 		}
@@ -207,7 +207,7 @@ func TestDeadlineHasStacks(t *testing.T) {
 		within(t, legs, "leg").Return([]byte{0})
 
 		// A deadline of a Split call holds for the legs that are still out.
-		id = r.owner.send(callee{cluster: info.Number, method: "all", flags: split, timeout: 150 * time.Millisecond}, args())
+		id = r.owner.send(callee{cluster: info.Number, method: "all", flags: split, timeout: time.Second}, args())
 		out = take(t, legs, 3)
 		out[1].Return([]byte{1})
 		if f := r.owner.answer(id); f.Flags != wire.FlagRank || f.Ack != 1 {

@@ -198,9 +198,7 @@ func TestASilentNodeIsSuspectUntilItIsHeard(t *testing.T) {
 			r := n.rig(t, setup{virtual: "1x0+net", options: quick(time.Hour), script: fake.Script{Launch: n.between, Answer: echo}})
 			info := r.cluster("a", 2)
 			events := r.dial(wire.Hello{Role: wire.RoleEvents, Token: r.head.Token()})
-			if got := r.node(0); got.State != "up" || !got.Far {
-				t.Fatalf("at first %+v", got)
-			}
+			eventually(t, "a node that is heard of", func() bool { got := r.node(0); return got.State == "up" && got.Far })
 			n.hold(ways...)
 			call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
 			eventually(t, "suspicion", func() bool { return r.node(0).State == "suspect" })
@@ -217,7 +215,7 @@ func TestASilentNodeIsSuspectUntilItIsHeard(t *testing.T) {
 // One that stays silent is lost when the grace is over, and its calls say why.
 func TestASilentNodeIsLostInTheEnd(t *testing.T) {
 	n := newNetwork(t)
-	r := n.rig(t, setup{virtual: "1x0+net", options: quick(300 * time.Millisecond), script: fake.Script{Launch: n.between, Answer: echo}})
+	r := n.rig(t, setup{virtual: "1x0+net", options: quick(2 * time.Second), script: fake.Script{Launch: n.between, Answer: echo}})
 	info := r.cluster("a", 1)
 	n.hold("up")
 	call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
@@ -277,7 +275,7 @@ func TestAnAgentThatDoesNotReachTheHead(t *testing.T) {
 // grace of nodes, not that of heads.
 func TestAnAgentThatDoesNotComeBack(t *testing.T) {
 	n := newNetwork(t)
-	o := quick(200 * time.Millisecond)
+	o := quick(2 * time.Second)
 	o.Grace = time.Hour
 	r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between}})
 	info := r.cluster("a", 1)
@@ -326,7 +324,7 @@ func cutLifeAt(t *testing.T, virtual string, at int) (carried int, err error) {
 	n.mu.Lock()
 	carried = n.carried
 	n.mu.Unlock()
-	err = errors.Join(err, ran.check(), s.end(c))
+	err = s.ends(c, err, ran.check())
 	n.close()
 	return carried, err
 }

@@ -2,7 +2,6 @@ package head_test
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -192,10 +191,7 @@ func cutLife(t testing.TB, virtual string, at, do int) (frames []string, err err
 		echo(leg)
 	}})
 	c := s.controller()
-	for node := range 2 { // one whose first connection was cut would not join at all
-		eventually(t, "an agent", func() bool { return s.fake.Agent(node) != nil })
-		<-s.fake.Agent(node).Joined()
-	}
+	s.joined() // one whose first connection was cut would not join at all
 	// Who has dialled already comes by the proxy when it is cut off.
 	p, err := newProxy(filepath.Join(s.options.Dir, "head.sock"), at, do)
 	must(t, err)
@@ -207,7 +203,7 @@ func cutLife(t testing.TB, virtual string, at, do int) (frames []string, err err
 	p.mu.Lock()
 	frames = p.frames
 	p.mu.Unlock()
-	err = errors.Join(err, ran.check(), s.end(c))
+	err = s.ends(c, err, ran.check())
 	p.close()
 	return frames, err
 }

@@ -26,7 +26,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // rig is a head with a fake backend and an owner.
 type rig struct {

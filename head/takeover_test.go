@@ -167,6 +167,26 @@ func (c *crashes) controller() *returning {
 	return newReturning(c.t, c.dial, wire.Hello{Role: wire.RoleController, Token: token})
 }
 
+// joined waits for the agents of two nodes.
+func (c *crashes) joined() {
+	c.t.Helper()
+	for node := range 2 {
+		eventually(c.t, "an agent", func() bool { return c.fake.Agent(node) != nil })
+		within(c.t, c.fake.Agent(node).Joined(), "its welcome")
+	}
+}
+
+// ends is end after something that may have gone wrong, which is told even where the
+// end does not come.
+func (c *crashes) ends(by *returning, before ...error) error {
+	c.t.Helper()
+	wrong := errors.Join(before...)
+	if wrong != nil {
+		c.t.Log("before its end:", wrong)
+	}
+	return errors.Join(wrong, c.end(by))
+}
+
 // end ends the last head in order and looks for what was left.
 func (c *crashes) end(by *returning) error {
 	c.mu.Lock()
@@ -177,8 +197,11 @@ func (c *crashes) end(by *returning) error {
 	if spec.AsError(left).Code == spec.CodeHeadLost {
 		left = nil
 	}
-	if left != nil { // the head may not have heard of the end, for which is waited below
-		c.t.Log("the script has left:", left)
+	c.mu.Lock()
+	wrong := errors.Join(left, c.err)
+	c.mu.Unlock()
+	if wrong != nil { // the head may not have heard of the end, for which is waited below
+		c.t.Log("before the last head's end:", wrong)
 	}
 	close(c.next)
 	ended := make(chan struct{})
@@ -312,7 +335,7 @@ func life(t testing.TB, virtual string, at ...int) (steps []string, err error) {
 	s.mu.Lock()
 	steps = slices.Clone(s.steps)
 	s.mu.Unlock()
-	return steps, errors.Join(err, ran.check(), s.end(c))
+	return steps, s.ends(c, err, ran.check())
 }
 
 // A head that ends at any step of requests and calls is followed by another, and

@@ -1,7 +1,6 @@
 package head_test
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -103,7 +102,7 @@ func turmoil(t *testing.T, virtual string, seed uint64) error {
 	for _, c := range controllers[1:] {
 		errs = append(errs, c.leave())
 	}
-	return errors.Join(errors.Join(errs...), ran.check(), s.end(owner))
+	return s.ends(owner, append(errs, ran.check())...)
 }
 
 // breathe waits until the head has come some steps further, so that faults are

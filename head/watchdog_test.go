@@ -59,7 +59,7 @@ func TestWatchdogWarnsOnce(t *testing.T) {
 			}
 			return "in a collective"
 		}
-		r := newRig(t, setup{virtual: "1x0" + relay, script: script, options: head.Options{WatchAfter: 50 * time.Millisecond}})
+		r := newRig(t, setup{virtual: "1x0" + relay, script: script, options: head.Options{WatchAfter: 500 * time.Millisecond}})
 		heard := warnings(t, r)
 		info := r.cluster("a", 4)
 		together := callee{cluster: info.Number, method: "together"}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -81,13 +82,25 @@ func newJobs(t *testing.T) *jobs {
 	return j
 }
 
-// freePorts finds two that follow each other.
+// freePorts finds two that follow each other. Until they are used they are anybody's,
+// so they are none of those that the kernel gives to connections.
 func freePorts(t *testing.T) int {
 	t.Helper()
+	most := 32768
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		_, _ = fmt.Sscan(string(text), &most)
+	}
+	const least = 20000
+	if most < least+1000 {
+		t.Fatalf("the kernel gives all ports from %d on to connections", most)
+	}
 	for range 100 {
-		one := listen(t)
-		port := one.Addr().(*net.TCPAddr).Port
-		two, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+1))
+		port := least + rand.IntN(most-least-1)
+		one, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
+		if err != nil {
+			continue
+		}
+		two, err := net.Listen("tcp", fmt.Sprintf(":%d", port+1))
 		one.Close()
 		if err == nil {
 			two.Close()

@@ -261,7 +261,7 @@ func TestLoopLater(t *testing.T) {
 	here, there := pair(t)
 	done := make(chan int, 4)
 	attend(here, l, 0, func(*Frame) {
-		l.Later(3*time.Millisecond, func() {
+		l.Later(300*time.Millisecond, func() { // longer than anything between these lines takes
 			done <- 2
 			l.Later(time.Millisecond, func() { done <- 3 })
 		})
