@@ -232,6 +232,20 @@ if __name__ == "__main__":
             strategy = PlacementGroupSchedulingStrategy(group, index)
             one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
             assert ray.get(one.node.remote()) == ident
+    ray.util.remove_placement_group(group)
+    group = ray.util.placement_group([{"GPU": 1}, {"GPU": 4}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    ray.get(group.ready())
+    table = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    assert sorted(table.values()) == sorted(ids) and ray.available_resources()["GPU"] == 7
+    for index, gpus in enumerate((1, 4, 0)):
+        strategy = PlacementGroupSchedulingStrategy(group, index)
+        one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
+        assert ray.get(one.node.remote()) == table[index]
+    ray.util.remove_placement_group(group)
+    group = ray.util.placement_group([{"GPU": 1}, {"GPU": 3}], strategy="STRICT_PACK")
+    ray.get(group.ready())
+    assert len(set(ray.util.placement_group_table(group)["bundles_to_node_id"].values())) == 1
+    assert not ray.util.placement_group([{"GPU": 3}, {"GPU": 2}], strategy="STRICT_PACK").wait(0.1)
     print("placed")
 """
 

@@ -181,15 +181,12 @@ def _place(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the placement group has {len(bundles)} bundles, and no bundle {index}")
     if not gpus:
         return {"resource_manager": chosen[0].manager, "node": chosen[0].node_name}
-    fit = [bundle for bundle in chosen if bundle.count >= gpus]
+    fit = [bundle for bundle in chosen if len(bundle.devices()) >= gpus]
     if not fit:
         raise ValueError(
             f"num_gpus={gpus:g}: no bundle of the placement group has so many; they have "
-            f"{', '.join(str(bundle.count) for bundle in chosen)}"
+            f"{', '.join(str(len(bundle.devices())) for bundle in chosen)}"
         )
-    pools = {bundle.manager.id: bundle.manager for bundle in fit}
-    if len(pools) > 1:  # a bundle is then all of its pool
-        return {"resource_manager": list(pools.values()), "gpus": gpus}
     devices = [device for bundle in fit for device in bundle.devices()]
     return {"resource_manager": fit[0].manager, "gpus": gpus, "device_mapping": devices}
 
