@@ -256,6 +256,115 @@ def test_places_on_several_nodes(tmp_path: Path) -> None:
     assert output_of(done).splitlines()[-1] == "placed"
 
 
+GUARDED = """
+import dataclasses
+import muster
+from muster.compat import ray
+
+BASE = 10
+
+def helper(x):
+    return x + BASE
+
+if __name__ == "__main__":
+    STEP = 5
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    class Refused(Exception):
+        pass
+
+    def under(x):
+        return helper(x) + STEP
+
+    @ray.remote
+    def add(point):
+        if point.x < 0:
+            raise Refused(point.x)
+        return Point(under(point.x))
+
+    def plain(point):
+        return [Point(point.x + 1)]
+
+    @ray.remote
+    def fib(n):
+        return n if n < 2 else sum(ray.get([fib.remote(n - 1), fib.remote(n - 2)]))
+
+    @ray.remote
+    class Counter:
+        def __init__(self, start):
+            self.value = start
+
+        def add(self, n=1):
+            self.value += n
+            return self.value
+
+        def twin(self):
+            return Counter.remote(self.value * 2)
+
+        async def later(self):
+            return Point(self.value)
+
+    class Greeter:
+        def hello(self, point):
+            return Point(point.x)
+
+    class Role(muster.Worker):
+        @muster.register(muster.Dispatch.ONE_TO_ALL)
+        def go(self, point):
+            return Point(point.x + self.rank)
+
+    def main(offset):
+        @ray.remote
+        def shifted(x):
+            return x + offset
+
+        @ray.remote
+        class Local:
+            def get(self):
+                return Point(offset)
+
+        assert ray.get(shifted.remote(1)) == 4
+        assert ray.get(Local.remote().get.remote()) == Point(3)
+        assert ray.get(ray.remote(lambda x: x * offset).remote(2)) == 6
+
+    ray.init()
+    main(3)
+    got = ray.get(add.remote(Point(1)))
+    assert type(got) is Point and got == Point(16)
+    assert ray.get(ray.remote(plain).remote(Point(1))) == [Point(2)]
+    assert ray.get(ray.put(Point(3))) == Point(3)
+    try:
+        ray.get(add.remote(Point(-1)))
+    except Refused as error:
+        assert error.args == (-1,)
+    else:
+        raise AssertionError("it was not refused")
+    assert ray.get(fib.remote(3)) == 2
+    counter = Counter.remote(5)
+    assert ray.get([counter.add.remote() for _ in range(2)]) == [6, 7]
+    twin = ray.get(counter.twin.remote())
+    assert ray.get(twin.add.remote()) == 15
+    assert type(ray.get(twin.later.remote())) is Point
+    assert muster.get(muster.Crew().run(plain, Point(2))) == [Point(3)]
+    assert muster.service(Greeter, "greeter").hello(Point(4)) == Point(4)
+    with muster.ResourceManager(0, 1) as rm:
+        roles = muster.Cluster("roles", Role, rm, muster.WorkerConfig(world_size=2))
+        assert roles.go(Point(1)) == [Point(1), Point(2)]
+    print("by value")
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "-m"])
+def test_what_only_the_script_itself_defines(tmp_path: Path, how: str) -> None:
+    (tmp_path / "guarded.py").write_text(GUARDED)
+    script = ["-m", "guarded"] if how == "-m" else [tmp_path / "guarded.py"]
+    done = run(sys.executable, *script, cwd=tmp_path, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines()[-1] == "by value"
+
+
 FOLDERS = """
 import os, sys
 import muster.compat.ray as ray

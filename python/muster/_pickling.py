@@ -2,7 +2,7 @@
 
 Plain pickle first (it is fast and refers to classes by name), cloudpickle for
 what has no importable name: lambdas, local classes, a ``__main__`` that workers
-cannot import. This module never decides *whether* a value may be pickled.
+cannot import, or what it defines for itself alone. This module never decides *whether* a value may be pickled.
 """
 
 from __future__ import annotations
@@ -40,6 +40,27 @@ def main_importable() -> bool:
     return _Main.importable
 
 
+def by_value(obj: Any) -> bool:
+    """Whether obj, a class or function, is one of ``__main__`` that workers do not find there:
+    they cannot import it, or it is defined where ``__name__`` has to be ``"__main__"``."""
+    if obj.__module__ not in MAINS:
+        return False
+    return not _Main.importable or obj.__qualname__.partition(".")[0] in _guarded()
+
+
+def _guarded() -> frozenset[str]:
+    from . import _guards  # which most never need
+
+    return _guards.guarded(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+
+
+def _names_what_is_not_there(data: bytes) -> bool:
+    """Whether a pickle may name something of ``__main__`` that has to go by value."""
+    if b"__main__" not in data:
+        return False
+    return not _Main.importable or any(name.encode() in data for name in _guarded())
+
+
 def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:
     """Pickle obj, with up to ``room`` of its large buffers out of band.
 
@@ -53,7 +74,7 @@ def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:
         # Said by cloudpickle again, and better, where it cannot do it either.
         buffers.clear()
         return _cloud_pickler().dump_all(obj, callback), buffers
-    if not _Main.importable and b"__main__" in data:
+    if _names_what_is_not_there(data):
         buffers.clear()
         return _cloud_pickler().dump_all(obj, callback), buffers
     return data, buffers
@@ -76,7 +97,7 @@ def dumps_exception(exc: BaseException) -> bytes:
         data: bytes = _exception_pickler().dump_all(exc, None)
     except Exception:
         data = b""
-    if not data or (not _Main.importable and b"__main__" in data):
+    if not data or _names_what_is_not_there(data):
         data = _cloud_pickler().dump_all(exc, None)
     return data
 
@@ -150,7 +171,7 @@ def _cloud_pickler() -> Any:
             if (
                 isinstance(obj, (type, types.FunctionType))
                 and obj.__module__ in MAINS
-                and _Main.importable
+                and not by_value(obj)
                 and named(obj)
             ):
                 # A copy by value would be another class than the one that

@@ -1,0 +1,36 @@
+"""What a script defines under ``if __name__ == "__main__":``, where nobody who imports it gets it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+
+
+@functools.lru_cache(maxsize=4)
+def guarded(path: str) -> frozenset[str]:
+    """The functions and classes that the script at a path defines there, by name."""
+    try:
+        with open(path, "rb") as file:
+            body = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    found: set[str] = set()
+    lines = [line for top in body if isinstance(top, ast.If) and is_guard(top) for line in top.body]
+    while lines:
+        line = lines.pop()
+        if isinstance(line, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(line.name)
+        else:  # what is inside of if, with, try, match and loops
+            inside = ast.iter_child_nodes(line)
+            lines += [one for one in inside if not isinstance(one, ast.expr)]  # type: ignore[misc]
+    return frozenset(found)
+
+
+def is_guard(line: ast.If) -> bool:
+    """Whether a line is ``if __name__ == "__main__":``, or that and something else."""
+    test = line.test
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    return any(ast.unparse(part) in _GUARDS for part in parts)
+
+
+_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
