@@ -357,6 +357,62 @@ if __name__ == "__main__":
 """
 
 
+UNGUARDED = """
+import dataclasses
+from muster.compat import ray
+
+ray.init()
+OFFSET = 2
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+class Refused(Exception):
+    pass
+
+@ray.remote
+def add(point):
+    if point.x < 0:
+        raise Refused(point.x)
+    return Point(point.x + OFFSET)
+
+@ray.remote
+def both(points):
+    return ray.get([add.remote(point) for point in points])
+
+@ray.remote
+class Counter:
+    def __init__(self):
+        self.at = 0
+    def add(self):
+        self.at += 1
+        return Point(self.at)
+    def twin(self):
+        return Counter.remote()
+
+assert ray.get(add.remote(Point(1))) == Point(3)
+assert ray.get(both.remote([Point(1), Point(2)])) == [Point(3), Point(4)]
+try:
+    ray.get(add.remote(Point(-1)))
+except Refused:
+    print("refused")
+counter = Counter.remote()
+assert type(ray.get(counter.add.remote())) is Point
+assert ray.get(ray.get(counter.twin.remote()).add.remote()) == Point(1)
+print("bare")
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "-m", "without init"])
+def test_a_script_without_a_guard(tmp_path: Path, how: str) -> None:
+    text = UNGUARDED.replace("ray.init()", "") if how == "without init" else UNGUARDED
+    (tmp_path / "bare.py").write_text(text)
+    script = ["-m", "bare"] if how == "-m" else [tmp_path / "bare.py"]
+    done = run(sys.executable, *script, cwd=tmp_path, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines() == ["refused", "bare"]
+
+
 @pytest.mark.parametrize("how", ["file", "-m"])
 def test_what_only_the_script_itself_defines(tmp_path: Path, how: str) -> None:
     (tmp_path / "guarded.py").write_text(GUARDED)

@@ -27,6 +27,7 @@ class _Main:
     """Whether workers can import the controller's ``__main__`` by path or name."""
 
     importable = True
+    alone = False  # to import it would be to run it
 
 
 def set_main_importable(importable: bool) -> None:
@@ -37,7 +38,20 @@ def set_main_importable(importable: bool) -> None:
 
 def main_importable() -> bool:
     """Whether workers can import ``__main__``."""
-    return _Main.importable
+    return _Main.importable and not _Main.alone
+
+
+def main_alone() -> bool:
+    """Whether nobody is to import ``__main__``."""
+    return _Main.alone
+
+
+def leave_main_alone() -> None:
+    """Have all of a ``__main__`` without a guard travel by value, as workers that imported it
+    would run what it runs."""
+    from . import _guards
+
+    _Main.alone = not _guards.has_guard(_main_file())
 
 
 def by_value(obj: Any) -> bool:
@@ -45,20 +59,24 @@ def by_value(obj: Any) -> bool:
     they cannot import it, or it is defined where ``__name__`` has to be ``"__main__"``."""
     if obj.__module__ not in MAINS:
         return False
-    return not _Main.importable or obj.__qualname__.partition(".")[0] in _guarded()
+    return not main_importable() or obj.__qualname__.partition(".")[0] in _guarded()
 
 
 def _guarded() -> frozenset[str]:
     from . import _guards  # which most never need
 
-    return _guards.guarded(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    return _guards.guarded(_main_file())
+
+
+def _main_file() -> str:
+    return getattr(sys.modules.get("__main__"), "__file__", None) or ""
 
 
 def _names_what_is_not_there(data: bytes) -> bool:
     """Whether a pickle may name something of ``__main__`` that has to go by value."""
     if b"__main__" not in data:
         return False
-    return not _Main.importable or any(name.encode() in data for name in _guarded())
+    return not main_importable() or any(name.encode() in data for name in _guarded())
 
 
 def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:

@@ -43,6 +43,9 @@ if __name__ != "__main__":
 def test_what_is_under_the_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     found = _guards.guarded(str(tmp_path / "script.py"))
+    assert _guards.has_guard(str(tmp_path / "script.py"))
+    (tmp_path / "bare.py").write_text("import os\nif os.name == '__main__':\n    pass\n")
+    assert not _guards.has_guard(str(tmp_path / "bare.py"))
     assert found == {"one", "two", "Three", "four", "five", "Six", "seven", "eight"}
 
 
@@ -51,7 +54,7 @@ def test_scripts_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> N
     path = tmp_path / "script.py"
     if content is not None:
         path.write_bytes(content)
-    assert _guards.guarded(str(path)) == frozenset()
+    assert _guards.guarded(str(path)) == frozenset() and _guards.has_guard(str(path))
     assert _guards.guarded("") == frozenset()
 
 

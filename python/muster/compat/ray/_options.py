@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ... import WorkerConfig, _modules, _service
+from ... import WorkerConfig, _modules, _pickling, _service
 from . import _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
@@ -209,6 +209,8 @@ class Remote:
         self.__muster_class__ = thing
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(thing, name))
+        if self.__module__ in _pickling.MAINS:  # of a script, which Ray's need no guard in
+            _pickling.leave_main_alone()
         self._options = checked(options, actor=self._is_actor)
 
     def options(self, **options: Any) -> Self:
