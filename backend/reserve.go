@@ -50,6 +50,7 @@ type Want struct {
 	Nodes       int               `json:"nodes"`
 	Devices     int               `json:"devices"` // on each node
 	CPUs        float64           `json:"cpus,omitempty"`
+	Bundles     []spec.Bundle     `json:"bundles,omitempty"`  // one per node, in the place of Devices and CPUs: the grant has their order
 	Strategy    string            `json:"strategy,omitempty"` // as Ray has them; "": nodes apart
 	Labels      map[string]string `json:"labels,omitempty"`
 	Accelerator string            `json:"accelerator,omitempty"` // a type, as "H100"

@@ -232,6 +232,20 @@ if __name__ == "__main__":
             strategy = PlacementGroupSchedulingStrategy(group, index)
             one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
             assert ray.get(one.node.remote()) == ident
+    ray.util.remove_placement_group(group)
+    group = ray.util.placement_group([{"GPU": 1}, {"GPU": 4}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    ray.get(group.ready())
+    table = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    assert sorted(table.values()) == sorted(ids) and ray.available_resources()["GPU"] == 7
+    for index, gpus in enumerate((1, 4, 0)):
+        strategy = PlacementGroupSchedulingStrategy(group, index)
+        one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
+        assert ray.get(one.node.remote()) == table[index]
+    ray.util.remove_placement_group(group)
+    group = ray.util.placement_group([{"GPU": 1}, {"GPU": 3}], strategy="STRICT_PACK")
+    ray.get(group.ready())
+    assert len(set(ray.util.placement_group_table(group)["bundles_to_node_id"].values())) == 1
+    assert not ray.util.placement_group([{"GPU": 3}, {"GPU": 2}], strategy="STRICT_PACK").wait(0.1)
     print("placed")
 """
 
@@ -240,6 +254,171 @@ def test_places_on_several_nodes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(NODES)
     done = run(sys.executable, tmp_path / "script.py", virtual="3x4", PYTHONPATH=PACKAGE)
     assert output_of(done).splitlines()[-1] == "placed"
+
+
+GUARDED = """
+import dataclasses
+import muster
+from muster.compat import ray
+
+BASE = 10
+
+def helper(x):
+    return x + BASE
+
+if __name__ == "__main__":
+    STEP = 5
+
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    class Refused(Exception):
+        pass
+
+    def under(x):
+        return helper(x) + STEP
+
+    @ray.remote
+    def add(point):
+        if point.x < 0:
+            raise Refused(point.x)
+        return Point(under(point.x))
+
+    def plain(point):
+        return [Point(point.x + 1)]
+
+    @ray.remote
+    def fib(n):
+        return n if n < 2 else sum(ray.get([fib.remote(n - 1), fib.remote(n - 2)]))
+
+    @ray.remote
+    class Counter:
+        def __init__(self, start):
+            self.value = start
+
+        def add(self, n=1):
+            self.value += n
+            return self.value
+
+        def twin(self):
+            return Counter.remote(self.value * 2)
+
+        async def later(self):
+            return Point(self.value)
+
+    class Greeter:
+        def hello(self, point):
+            return Point(point.x)
+
+    class Role(muster.Worker):
+        @muster.register(muster.Dispatch.ONE_TO_ALL)
+        def go(self, point):
+            return Point(point.x + self.rank)
+
+    def main(offset):
+        @ray.remote
+        def shifted(x):
+            return x + offset
+
+        @ray.remote
+        class Local:
+            def get(self):
+                return Point(offset)
+
+        assert ray.get(shifted.remote(1)) == 4
+        assert ray.get(Local.remote().get.remote()) == Point(3)
+        assert ray.get(ray.remote(lambda x: x * offset).remote(2)) == 6
+
+    ray.init()
+    main(3)
+    got = ray.get(add.remote(Point(1)))
+    assert type(got) is Point and got == Point(16)
+    assert ray.get(ray.remote(plain).remote(Point(1))) == [Point(2)]
+    assert ray.get(ray.put(Point(3))) == Point(3)
+    try:
+        ray.get(add.remote(Point(-1)))
+    except Refused as error:
+        assert error.args == (-1,)
+    else:
+        raise AssertionError("it was not refused")
+    assert ray.get(fib.remote(3)) == 2
+    counter = Counter.remote(5)
+    assert ray.get([counter.add.remote() for _ in range(2)]) == [6, 7]
+    twin = ray.get(counter.twin.remote())
+    assert ray.get(twin.add.remote()) == 15
+    assert type(ray.get(twin.later.remote())) is Point
+    assert muster.get(muster.Crew().run(plain, Point(2))) == [Point(3)]
+    assert muster.service(Greeter, "greeter").hello(Point(4)) == Point(4)
+    with muster.ResourceManager(0, 1) as rm:
+        roles = muster.Cluster("roles", Role, rm, muster.WorkerConfig(world_size=2))
+        assert roles.go(Point(1)) == [Point(1), Point(2)]
+    print("by value")
+"""
+
+
+UNGUARDED = """
+import dataclasses
+from muster.compat import ray
+
+ray.init()
+OFFSET = 2
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+class Refused(Exception):
+    pass
+
+@ray.remote
+def add(point):
+    if point.x < 0:
+        raise Refused(point.x)
+    return Point(point.x + OFFSET)
+
+@ray.remote
+def both(points):
+    return ray.get([add.remote(point) for point in points])
+
+@ray.remote
+class Counter:
+    def __init__(self):
+        self.at = 0
+    def add(self):
+        self.at += 1
+        return Point(self.at)
+    def twin(self):
+        return Counter.remote()
+
+assert ray.get(add.remote(Point(1))) == Point(3)
+assert ray.get(both.remote([Point(1), Point(2)])) == [Point(3), Point(4)]
+try:
+    ray.get(add.remote(Point(-1)))
+except Refused:
+    print("refused")
+counter = Counter.remote()
+assert type(ray.get(counter.add.remote())) is Point
+assert ray.get(ray.get(counter.twin.remote()).add.remote()) == Point(1)
+print("bare")
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "-m", "without init"])
+def test_a_script_without_a_guard(tmp_path: Path, how: str) -> None:
+    text = UNGUARDED.replace("ray.init()", "") if how == "without init" else UNGUARDED
+    (tmp_path / "bare.py").write_text(text)
+    script = ["-m", "bare"] if how == "-m" else [tmp_path / "bare.py"]
+    done = run(sys.executable, *script, cwd=tmp_path, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines() == ["refused", "bare"]
+
+
+@pytest.mark.parametrize("how", ["file", "-m"])
+def test_what_only_the_script_itself_defines(tmp_path: Path, how: str) -> None:
+    (tmp_path / "guarded.py").write_text(GUARDED)
+    script = ["-m", "guarded"] if how == "-m" else [tmp_path / "guarded.py"]
+    done = run(sys.executable, *script, cwd=tmp_path, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines()[-1] == "by value"
 
 
 FOLDERS = """

@@ -70,6 +70,35 @@ def test_a_pool_of_named_devices() -> None:
             ResourceManager(devices=[2, 2])
 
 
+def test_a_pool_of_bundles() -> None:
+    with session("2x4"):
+        with ResourceManager.for_bundles([{"gpus": 3}, {"cpus": 2}, {"gpus": 1}]) as rm:
+            assert (rm.num_nodes, rm.gpu_per_node, rm.num_gpus) == (3, 0, 4)
+            assert {node["name"] for node in rm.nodes} == {"node-0"}, "packed"
+            assert [list(rm.gpu_ids(i)) for i in range(3)] == [[0, 1, 2], [], [3]]
+            assert repr(rm) == "<muster.ResourceManager 3 nodes of 3, 0, 1 GPUs>"
+            with cluster(Probe, rm, name="wide", device_mapping="0-3") as c:
+                assert [worker.name for worker in c.workers][3] == "wide-3-G3"
+            with pytest.raises(muster.ResourceError, match="2 bundles of 2 and 1 GPUs, each on"):
+                ResourceManager.for_bundles([{"gpus": 2}, {"gpus": 1}], strategy="STRICT_SPREAD")
+        with ResourceManager.for_bundles(
+            [{"gpus": 2}, {"gpus": 3}], strategy="STRICT_SPREAD"
+        ) as apart:
+            assert {node["name"] for node in apart.nodes} == {"node-0", "node-1"}
+        for bundles, kind, words in (
+            ([], ValueError, "one at least"),
+            ([4], TypeError, "a bundle is 4"),
+            ([{"GPU": 1}], ValueError, "'GPU'"),
+            ([{"gpus": 0.5}], TypeError, "whole number"),
+            ([{"cpus": "1"}], TypeError, "cpus of a bundle"),
+            ([{"gpus": -1}], ValueError, "bundle 0 has -1 GPUs"),
+        ):
+            with pytest.raises(kind, match=words):
+                ResourceManager.for_bundles(bundles)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="strategy='TIGHT'"):
+            ResourceManager.for_bundles([{"gpus": 1}], strategy="TIGHT")
+
+
 def test_gpus_that_are_not_there_name_the_option() -> None:
     if os.path.exists("/dev/nvidia0"):
         pytest.skip("needs nogpu: this machine has GPUs")

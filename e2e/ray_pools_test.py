@@ -50,18 +50,23 @@ if __name__ == "__main__":
     engine = Cluster("engine", Probe, engines,
                      WorkerConfig(device_mapping="0-11", num_gpus_per_worker=4))
     verify = Cluster("verify", Probe, verifiers, WorkerConfig(world_size=4))
-    print(json.dumps([c.where() for c in (learn, engine, verify)]))
+    mixed = ResourceManager.for_bundles([{"gpus": 1, "cpus": 1}, {"gpus": 3}, {"cpus": 1}])
+    mix = Cluster("mix", Probe, mixed, WorkerConfig(device_mapping="0-3"))
+    parts = [len(mixed.gpu_ids(bundle)) for bundle in range(3)]
+    print(json.dumps([*(c.where() for c in (learn, engine, verify, mix)), parts]))
 """
     )
-    learn, engine, verify = got
+    learn, engine, verify, mix, parts = got
     assert [w["host"] for w in learn] == ["host0", "host1", "host2"]
     devices: dict[str, list[str]] = {}
-    for w in [*learn, *engine]:
+    for w in [*learn, *engine, *mix]:
         devices.setdefault(w["host"], []).extend(w["env"]["CUDA_VISIBLE_DEVICES"].split(","))
     assert [len(w["env"]["CUDA_VISIBLE_DEVICES"].split(",")) for w in engine] == [4, 4, 4]
     for host, ids in devices.items():
         assert len(ids) == len(set(ids)), f"{host} gave a GPU twice: {ids}"
     assert len({w["host"] for w in verify}) == 2
+    assert parts == [1, 3, 0] and len({w["host"] for w in mix[1:]}) == 1
+    assert all(len(w["env"]["CUDA_VISIBLE_DEVICES"].split(",")) == 1 for w in mix)
     assert {w["env"]["CUDA_VISIBLE_DEVICES"] for w in verify} == {""}
 
 

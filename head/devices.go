@@ -110,11 +110,7 @@ func (h *Head) couldBe(ctx context.Context, req *wire.PoolCreate, err error) boo
 	if nodes, err = onlyNode(nodes, req.Node); err != nil {
 		return false
 	}
-	if len(req.Devices) > 0 {
-		_, err = placement.ReserveNamed(nodes, nil, req.Devices)
-	} else {
-		_, err = placement.Reserve(nodes, nil, placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
-	}
+	_, err = pick(nodes, nil, req)
 	return err == nil
 }
 

@@ -1,6 +1,7 @@
 package head
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -37,6 +38,15 @@ func checkPool(req *wire.PoolCreate) (time.Duration, error) {
 	}
 	if len(req.Devices) > 0 {
 		req.PerNode, req.Nodes = len(req.Devices), 1
+	}
+	if len(req.Bundles) > 0 {
+		if len(req.Devices) > 0 || req.PerNode != 0 || req.CPUs != 0 {
+			return 0, spec.Errorf(spec.CodeInvalid, "bundles say what each node of a pool has: leave out what else says so")
+		}
+		if err := placement.CheckBundles(req.Bundles, cmp.Or(req.Strategy, placement.StrictSpread)); err != nil {
+			return 0, err
+		}
+		req.Nodes = len(req.Bundles)
 	}
 	if req.Nodes < 1 || req.PerNode < 0 {
 		return 0, spec.Errorf(spec.CodeInvalid, "a resource manager needs at least 1 node and no negative number of GPUs, got num_nodes=%d, num_gpus_per_node=%d", req.Nodes, req.PerNode)
@@ -224,10 +234,18 @@ func (h *Head) pickLocked(req *wire.PoolCreate) (spec.Pool, error) {
 	if err != nil {
 		return spec.Pool{}, err
 	}
-	if len(req.Devices) > 0 {
-		return placement.ReserveNamed(nodes, h.heldLocked(), req.Devices)
+	return pick(nodes, h.heldLocked(), req)
+}
+
+// pick chooses a pool among nodes.
+func pick(nodes []spec.Node, held []placement.Held, req *wire.PoolCreate) (spec.Pool, error) {
+	switch {
+	case len(req.Devices) > 0:
+		return placement.ReserveNamed(nodes, held, req.Devices)
+	case len(req.Bundles) > 0:
+		return placement.ReserveBundles(nodes, held, req.Bundles, req.Strategy)
 	}
-	return placement.Reserve(nodes, h.heldLocked(), placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
+	return placement.Reserve(nodes, held, placement.Ask{PerNode: req.PerNode, Nodes: req.Nodes, Strategy: req.Strategy})
 }
 
 // onlyNode is the node of that name, or all where it is empty.

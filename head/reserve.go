@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-rl/muster/backend"
+	"github.com/muster-rl/muster/placement"
 	"github.com/muster-rl/muster/spec"
 	"github.com/muster-rl/muster/wire"
 )
@@ -69,7 +70,7 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	}
 	var got *pool
 	if err == nil {
-		got, err = h.grantLocked(owner, origin, id, req.PerNode, grant, nodes)
+		got, err = h.grantLocked(owner, origin, id, req, grant, nodes)
 	}
 	if err != nil {
 		h.unreserveLocked(id)
@@ -87,7 +88,7 @@ func (h *Head) want(id int, req *wire.PoolCreate) backend.Want {
 		users[other] = h.usersLocked(p)
 	}
 	return backend.Want{
-		ID: id, Nodes: req.Nodes, Devices: req.PerNode, CPUs: req.CPUs, Strategy: req.Strategy, Labels: req.Labels,
+		ID: id, Nodes: req.Nodes, Devices: req.PerNode, CPUs: req.CPUs, Bundles: req.Bundles, Strategy: req.Strategy, Labels: req.Labels,
 		Accelerator: req.Accelerator, Node: req.Node, Users: users,
 	}
 }
@@ -181,11 +182,17 @@ func (h *Head) awaitNodes(ctx context.Context, nodes []*node, timeout time.Durat
 }
 
 // grantLocked makes the pool of a grant.
-func (h *Head) grantLocked(owner *caller, origin uint64, id, perNode int, grant backend.Grant, nodes []*node) (*pool, error) {
+func (h *Head) grantLocked(owner *caller, origin uint64, id int, req *wire.PoolCreate, grant backend.Grant, nodes []*node) (*pool, error) {
 	if owner.left {
 		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
 	}
-	made := spec.Pool{ID: id, PerNode: perNode, Env: grant.Env}
+	if len(grant.Nodes) != req.Nodes {
+		return nil, spec.Errorf(spec.CodeInternal, "%d nodes were asked for, and the reservation has %d", req.Nodes, len(grant.Nodes))
+	}
+	made := spec.Pool{ID: id, PerNode: req.PerNode, Env: grant.Env}
+	if len(req.Bundles) > 0 {
+		made.PerNode = placement.PerNode(req.Bundles)
+	}
 	for i, g := range grant.Nodes {
 		n := nodes[i]
 		if n.lost != nil {
@@ -194,7 +201,7 @@ func (h *Head) grantLocked(owner *caller, origin uint64, id, perNode int, grant 
 		info := n.info
 		info.Address = n.address
 		var err error
-		if info.Devices, err = devicesOf(&n.info, g, perNode); err != nil {
+		if info.Devices, err = devicesOf(&n.info, g, devicesAt(req, i)); err != nil {
 			return nil, err
 		}
 		made.Nodes = append(made.Nodes, info)
@@ -203,6 +210,14 @@ func (h *Head) grantLocked(owner *caller, origin uint64, id, perNode int, grant 
 	h.pools[id] = p
 	h.notePoolLocked(p)
 	return p, nil
+}
+
+// devicesAt is how many devices a node of a pool shall have.
+func devicesAt(req *wire.PoolCreate, node int) int {
+	if len(req.Bundles) > 0 {
+		return req.Bundles[node].GPUs
+	}
+	return req.PerNode
 }
 
 // devicesOf are the devices of a node that a grant names: by number, UUID, or

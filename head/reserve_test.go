@@ -35,9 +35,13 @@ func (b *reserving) Reserve(_ context.Context, want backend.Want) (backend.Grant
 		return backend.Grant{}, spec.Errorf(spec.CodeResources, "nothing is left")
 	}
 	grant := backend.Grant{Env: map[string]string{"OF_GROUP": strconv.Itoa(want.ID)}}
-	for _, name := range b.next[0] {
-		g := backend.Granted{Name: name, Address: "10.0.0." + name[len(name)-1:], All: want.Devices == 4}
-		for i := range want.Devices {
+	for at, name := range b.next[0] {
+		count := want.Devices
+		if len(want.Bundles) > 0 {
+			count = want.Bundles[at].GPUs
+		}
+		g := backend.Granted{Name: name, Address: "10.0.0." + name[len(name)-1:], All: count == 4}
+		for i := range count {
 			if g.All {
 				break
 			}

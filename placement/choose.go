@@ -41,11 +41,11 @@ func choose(pool spec.Pool, c spec.Cluster, taken map[int]Taken) ([]int, *spec.E
 	if err != nil {
 		return nil, err
 	}
-	want := max(1, int(c.GPUs))
+	want, ids := max(1, int(c.GPUs)), idsOf(pool)
 	var nodes []int // in the order in which they are named
 	there, left := map[int]int{}, map[int][]int{}
 	for _, id := range among {
-		node := id / pool.PerNode
+		node := ids.node(id)
 		if there[node]++; there[node] == 1 {
 			nodes = append(nodes, node)
 		}
@@ -67,7 +67,8 @@ func choose(pool spec.Pool, c spec.Cluster, taken map[int]Taken) ([]int, *spec.E
 
 // candidates are the devices that a service may get.
 func candidates(pool spec.Pool, c spec.Cluster) ([]int, *spec.Error) {
-	if pool.PerNode == 0 {
+	ids := idsOf(pool)
+	if ids.size() == 0 {
 		return nil, spec.Errorf(spec.CodePlacement, "gpus=%v, but the pool is CPU only (num_gpus_per_node=0)", c.GPUs)
 	}
 	among := c.Mapping
@@ -75,14 +76,14 @@ func candidates(pool spec.Pool, c spec.Cluster) ([]int, *spec.Error) {
 		if err := fitsNode(pool, c); err != nil {
 			return nil, err
 		}
-		for id := range pool.PerNode * len(pool.Nodes) {
-			if c.Node == "" || pool.Nodes[id/pool.PerNode].Name == c.Node {
+		for id := range ids.size() {
+			if c.Node == "" || pool.Nodes[ids.node(id)].Name == c.Node {
 				among = append(among, id)
 			}
 		}
 	}
 	for i, id := range among {
-		if err := inPool(pool, i, id); err != nil {
+		if err := inPool(pool, ids, i, id); err != nil {
 			return nil, err
 		}
 	}

@@ -27,7 +27,7 @@ const (
 //	  actor_train  0 1 2 3
 //	  reward-math  cpu: 0 2
 func Draw(pool spec.Pool, plans []Plan) string {
-	d := drawing{pool: pool, plans: plans, label: 6}
+	d := drawing{pool: pool, ids: idsOf(pool), plans: plans, label: 6}
 	for _, p := range plans {
 		d.label = max(d.label, len(p.Cluster.Name))
 	}
@@ -52,6 +52,7 @@ func Draw(pool spec.Pool, plans []Plan) string {
 
 type drawing struct {
 	pool  spec.Pool
+	ids   deviceIDs
 	plans []Plan
 	label int // width of the first column
 	cell  int // width of a device's column
@@ -68,7 +69,7 @@ func (d *drawing) seat(shown []int) {
 	for _, n := range shown {
 		drawn[n] = true
 	}
-	d.users = make([]int, d.pool.PerNode*len(d.pool.Nodes))
+	d.users = make([]int, d.ids.size())
 	last := make([]int, len(d.users)) // plan + 1 that counted the device
 	for i, p := range d.plans {
 		ranks, cpu := map[int][]int{}, map[int][]int{}
@@ -95,13 +96,16 @@ func (d *drawing) seat(shown []int) {
 
 func (d *drawing) head() {
 	what := plural(len(d.pool.Nodes), "node")
-	if d.pool.PerNode > 0 {
-		kind := "GPU"
-		if d.pool.Nodes[0].Virtual {
-			kind = "virtual GPU"
-		}
+	kind := "GPU"
+	if d.pool.Nodes[0].Virtual {
+		kind = "virtual GPU"
+	}
+	switch {
+	case d.pool.PerNode > 0:
 		what += " x " + plural(d.pool.PerNode, kind)
-	} else {
+	case d.ids.size() > 0:
+		what += " of " + d.ids.perNode(d.pool) + " " + kind + "s"
+	default:
 		what += ", CPU only"
 	}
 	if d.pool.ID > 0 {
@@ -138,19 +142,20 @@ func (d *drawing) line(label, rest string) {
 // node draws one node's table, and its CPU workers below.
 func (d *drawing) node(n int) {
 	node := d.pool.Nodes[n]
-	if d.pool.PerNode == 0 {
+	slots := len(node.Devices)
+	if slots == 0 {
 		d.line(node.Name, "")
 	} else {
-		d.row(node.Name+" GPU", func(slot int) string { return strconv.Itoa(node.Devices[slot].Index) })
+		d.row(node.Name+" GPU", slots, func(slot int) string { return strconv.Itoa(node.Devices[slot].Index) })
 	}
-	first := n * d.pool.PerNode
+	first := d.ids[n]
 	for i, p := range d.plans {
 		used := false
-		for slot := range d.pool.PerNode {
+		for slot := range slots {
 			used = used || len(d.ranks[i][first+slot]) > 0
 		}
 		if used {
-			d.row("  "+p.Cluster.Name, func(slot int) string { return cell(d.ranks[i][first+slot]) })
+			d.row("  "+p.Cluster.Name, slots, func(slot int) string { return cell(d.ranks[i][first+slot]) })
 		}
 	}
 	for i, p := range d.plans {
@@ -161,8 +166,8 @@ func (d *drawing) node(n int) {
 }
 
 // row writes one cell for each device that is shown.
-func (d *drawing) row(label string, text func(slot int) string) {
-	columns, elided := edges(d.pool.PerNode, drawColumns)
+func (d *drawing) row(label string, slots int, text func(slot int) string) {
+	columns, elided := edges(slots, drawColumns)
 	var line strings.Builder
 	for c, slot := range columns {
 		if c > 0 {
@@ -178,7 +183,7 @@ func (d *drawing) row(label string, text func(slot int) string) {
 
 // foot sums up what a picture of thousands cannot show.
 func (d *drawing) foot() {
-	if d.pool.PerNode == 0 {
+	if len(d.users) == 0 {
 		return
 	}
 	shared, idle := 0, []int(nil)

@@ -65,9 +65,10 @@ func Place(pool spec.Pool, c spec.Cluster) (Plan, error) {
 	plan := Plan{Pool: pool, Cluster: c, Workers: make([]Worker, c.World)}
 	n := c.DevicesPerWorker
 	devices := make([]DeviceAt, len(c.Mapping)) // one block for all workers
+	ids := idsOf(pool)
 	for i, id := range c.Mapping {
-		node := id / pool.PerNode
-		devices[i] = DeviceAt{Node: node, Device: pool.Nodes[node].Devices[id%pool.PerNode].Index, Global: id}
+		node := ids.node(id)
+		devices[i] = DeviceAt{Node: node, Device: pool.Nodes[node].Devices[id-ids[node]].Index, Global: id}
 	}
 	nodeRanks := make([]int, len(pool.Nodes)) // + 1; 0: not used
 	locals := make([]int, len(pool.Nodes))
@@ -112,19 +113,20 @@ func fitsPool(pool spec.Pool, c spec.Cluster) *spec.Error {
 	if err := fitsNode(pool, c); err != nil || !c.HasMapping {
 		return err
 	}
-	if pool.PerNode == 0 {
+	ids := idsOf(pool)
+	if ids.size() == 0 {
 		return spec.Errorf(spec.CodePlacement,
 			"device_mapping names device %d, but the pool is CPU only (num_gpus_per_node=0); reserve GPUs, or leave device_mapping out and give world_size", c.Mapping[0])
 	}
 	n := c.DevicesPerWorker
 	for i, id := range c.Mapping {
-		if err := inPool(pool, i, id); err != nil {
+		if err := inPool(pool, ids, i, id); err != nil {
 			return err
 		}
-		if first := c.Mapping[i-i%n]; !c.SpanNodes && id/pool.PerNode != first/pool.PerNode {
+		if first := c.Mapping[i-i%n]; !c.SpanNodes && ids.node(id) != ids.node(first) {
 			err := spec.Errorf(spec.CodePlacement,
-				"rank %d would get device %d on %s and device %d on %s (num_gpus_per_worker=%d, %d devices a node); devices of one worker lie on one node, unless span_nodes=True allows more",
-				i/n, first, pool.Nodes[first/pool.PerNode].Name, id, pool.Nodes[id/pool.PerNode].Name, n, pool.PerNode)
+				"rank %d would get device %d on %s and device %d on %s (num_gpus_per_worker=%d, %s); devices of one worker lie on one node, unless span_nodes=True allows more",
+				i/n, first, pool.Nodes[ids.node(first)].Name, id, pool.Nodes[ids.node(id)].Name, n, ids.each(pool))
 			err.Rank = i / n
 			return err
 		}
@@ -133,10 +135,10 @@ func fitsPool(pool spec.Pool, c spec.Cluster) *spec.Error {
 }
 
 // inPool checks that a pool has the device of an id, which is the i-th.
-func inPool(pool spec.Pool, i, id int) *spec.Error {
-	if size := pool.PerNode * len(pool.Nodes); id >= size {
-		return spec.Errorf(spec.CodePlacement, "device_mapping has id %d at position %d, but the pool has %s (%s of %d): ids 0 to %d",
-			id, i, plural(size, "device"), plural(len(pool.Nodes), "node"), pool.PerNode, size-1)
+func inPool(pool spec.Pool, ids deviceIDs, i, id int) *spec.Error {
+	if size := ids.size(); id >= size {
+		return spec.Errorf(spec.CodePlacement, "device_mapping has id %d at position %d, but the pool has %s (%s of %s): ids 0 to %d",
+			id, i, plural(size, "device"), plural(len(pool.Nodes), "node"), ids.perNode(pool), size-1)
 	}
 	return nil
 }

@@ -173,31 +173,39 @@ func lacking(nodes []spec.Node, held []Held, free [][]spec.Device, room []int, a
 		return spec.Errorf(spec.CodeResources, "%s; for more on this machine ask for virtual ones: %s", &b, ask.virtualHint())
 	}
 	ask.wanted(&b, room)
+	could := make([]int, len(nodes)) // if nothing were held
+	for i, node := range nodes {
+		could[i] = min(count, len(node.Devices)/perNode)
+	}
+	thereIs(&b, nodes, held, free, ask.counts(could, free) != nil, ask.virtualHint())
+	return spec.Errorf(spec.CodeResources, "%s", &b)
+}
+
+// thereIs tells what each node has, who holds it, and what to do. could says that it
+// would be enough if nothing were held.
+func thereIs(b *strings.Builder, nodes []spec.Node, held []Held, free [][]spec.Device, could bool, hint string) {
 	holders := holdersByNode(held)
 	const most = 16 // lines
 	virtual := false
-	could := make([]int, len(nodes)) // if nothing were held
 	for i, node := range nodes {
 		virtual = virtual || node.Virtual
-		could[i] = min(count, len(node.Devices)/perNode)
 		if i < most {
-			fmt.Fprintf(&b, "\n  %s: %s", node.Name, describe(node, free[i], holders[node.Index]))
+			fmt.Fprintf(b, "\n  %s: %s", node.Name, describe(node, free[i], holders[node.Index]))
 		} else if i == most {
-			fmt.Fprintf(&b, "\n  … and %s", plural(len(nodes)-most, "more node"))
+			fmt.Fprintf(b, "\n  … and %s", plural(len(nodes)-most, "more node"))
 		}
 	}
 	if len(nodes) == 0 {
 		b.WriteString("\n  there are no nodes")
 	}
 	switch {
-	case ask.counts(could, free) != nil:
+	case could:
 		b.WriteString("\nwhat is held comes free when the pool that holds it is released; clusters that share devices share one ResourceManager")
 	case virtual:
-		fmt.Fprintf(&b, "\nthe GPUs here are virtual; for more of them: %s", ask.virtualHint())
+		fmt.Fprintf(b, "\nthe GPUs here are virtual; for more of them: %s", hint)
 	default:
-		fmt.Fprintf(&b, "\nto run without real GPUs ask for virtual ones: %s", ask.virtualHint())
+		fmt.Fprintf(b, "\nto run without real GPUs ask for virtual ones: %s", hint)
 	}
-	return spec.Errorf(spec.CodeResources, "%s", &b)
 }
 
 // wanted says what was asked for, and how much of it there is room for.
@@ -240,6 +248,10 @@ func (ask Ask) virtualHint() string {
 	if ask.Strategy == StrictPack {
 		count, perNode = 1, ask.Nodes*perNode
 	}
+	return virtualHint(count, perNode)
+}
+
+func virtualHint(count, perNode int) string {
 	size := "4x8"
 	if count <= spec.MaxVirtualNodes && perNode <= spec.MaxVirtualDevices {
 		size = spec.Virtual{Nodes: count, Devices: perNode}.String()

@@ -113,6 +113,13 @@ func (s *script) run(words []string) string {
 		}
 		pool, err := ReserveNamed(s.nodes, s.held, numbers)
 		return s.hold(number(plain[0]), pool, err, args["by"])
+	case "bundles":
+		var bundles []spec.Bundle
+		for _, n := range strings.Split(plain[1], ",") {
+			bundles = append(bundles, spec.Bundle{GPUs: number(n)})
+		}
+		pool, err := ReserveBundles(s.nodes, s.held, bundles, args["as"])
+		return s.hold(number(plain[0]), pool, err, args["by"])
 	case "release":
 		s.held = slices.DeleteFunc(s.held, func(h Held) bool { return h.Pool.ID == number(plain[0]) })
 		return "ok"

@@ -26,12 +26,18 @@ type Node struct {
 	Life    string   `msg:"life"` // tells an agent from another one of the same node
 }
 
-// Pool is a reservation: Nodes, in pool order, with PerNode devices of each.
-// Global device id g is device g % PerNode of node g / PerNode.
+// Bundle is what one node of a pool shall have, where nodes differ.
+type Bundle struct {
+	GPUs int     `msg:"gpus" json:"gpus"`
+	CPUs float64 `msg:"cpus,omitempty" json:"cpus,omitempty"` // for a backend that counts them
+}
+
+// Pool is a reservation: Nodes, in pool order, with PerNode devices of each, or, in a
+// pool of bundles, as many as each has. Global device ids count on from node to node.
 type Pool struct {
 	ID      int    `msg:"id"`
-	PerNode int    `msg:"per_node"`
-	Nodes   []Node `msg:"nodes"` // Devices cut to the ones reserved
+	PerNode int    `msg:"per_node"` // 0 where nodes differ
+	Nodes   []Node `msg:"nodes"`    // Devices cut to the ones reserved
 	// Env is what workers on the pool find beside their own variables.
 	Env map[string]string `msg:"env,omitempty"`
 }

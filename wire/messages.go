@@ -104,6 +104,8 @@ type PoolCreate struct {
 	PerWorker int `msg:"gpus_per_worker,omitempty"`
 	// Devices are the numbers of those that it shall have, of one node.
 	Devices []int `msg:"devices,omitempty"`
+	// Bundles, in the place of all these, are what each node of the pool shall have.
+	Bundles []spec.Bundle `msg:"bundles,omitempty"`
 }
 
 // PoolOutlook answers verb pool.look, which takes a PoolCreate and makes nothing.

@@ -2988,8 +2988,8 @@ func (z *PlanRequest) Msgsize() (s int) {
 func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
-	zb0001Len := uint32(12)
-	var zb0001Mask uint16 /* 12 bits */
+	zb0001Len := uint32(13)
+	var zb0001Mask uint16 /* 13 bits */
 	_ = zb0001Mask
 	if z.CPUs == 0 {
 		zb0001Len--
@@ -3026,6 +3026,10 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 	if z.Devices == nil {
 		zb0001Len--
 		zb0001Mask |= 0x800
+	}
+	if z.Bundles == nil {
+		zb0001Len--
+		zb0001Mask |= 0x1000
 	}
 	// variable map header, size zb0001Len
 	o = append(o, 0x80|uint8(zb0001Len))
@@ -3091,6 +3095,18 @@ func (z *PoolCreate) MarshalMsg(b []byte) (o []byte, err error) {
 			o = msgp.AppendArrayHeader(o, uint32(len(z.Devices)))
 			for za0003 := range z.Devices {
 				o = msgp.AppendInt(o, z.Devices[za0003])
+			}
+		}
+		if (zb0001Mask & 0x1000) == 0 { // if not omitted
+			// string "bundles"
+			o = append(o, 0xa7, 0x62, 0x75, 0x6e, 0x64, 0x6c, 0x65, 0x73)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Bundles)))
+			for za0004 := range z.Bundles {
+				o, err = z.Bundles[za0004].MarshalMsg(o)
+				if err != nil {
+					err = msgp.WrapError(err, "Bundles", za0004)
+					return
+				}
 			}
 		}
 	}
@@ -3222,6 +3238,25 @@ func (z *PoolCreate) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "bundles":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Bundles")
+				return
+			}
+			if cap(z.Bundles) >= int(zb0004) {
+				z.Bundles = (z.Bundles)[:zb0004]
+			} else {
+				z.Bundles = make([]spec.Bundle, zb0004)
+			}
+			for za0004 := range z.Bundles {
+				bts, err = z.Bundles[za0004].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Bundles", za0004)
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3243,7 +3278,10 @@ func (z *PoolCreate) Msgsize() (s int) {
 			s += msgp.StringPrefixSize + len(za0001) + msgp.StringPrefixSize + len(za0002)
 		}
 	}
-	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize + 8 + msgp.IntSize + 16 + msgp.IntSize + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (msgp.IntSize))
+	s += 17 + msgp.StringPrefixSize + len(z.Accelerator) + 5 + msgp.StringPrefixSize + len(z.Node) + 5 + msgp.BoolSize + 8 + msgp.IntSize + 16 + msgp.IntSize + 8 + msgp.ArrayHeaderSize + (len(z.Devices) * (msgp.IntSize)) + 8 + msgp.ArrayHeaderSize
+	for za0004 := range z.Bundles {
+		s += z.Bundles[za0004].Msgsize()
+	}
 	return
 }
 

@@ -392,7 +392,7 @@ def describe_class(worker_cls: type | str, what: str = "worker_cls") -> dict[str
     module, name = worker_cls.__module__, worker_cls.__qualname__
     in_main = module in _pickling.MAINS
     sent: Any = worker_cls
-    if "<locals>" not in name and not (in_main and not _values.main_importable()):
+    if "<locals>" not in name and not _pickling.by_value(worker_cls):
         file = "" if in_main else _modules.file_of(module)
         if not file:
             return {"module": module, "name": name, "pickle": b""}

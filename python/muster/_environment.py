@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from . import _errors, _values
+from . import _errors, _pickling, _values
 
 #: Options of -X that change how code runs.
 _X_OPTIONS = ("dev", "utf8", "faulthandler", "frozen_modules", "int_max_str_digits")
@@ -166,6 +166,8 @@ def main_module() -> dict[str, Any]:
     spec = getattr(main, "__spec__", None)
     name = getattr(spec, "name", None)
     path = getattr(main, "__file__", None)
+    if _pickling.main_alone():
+        return found
     if name and name != "__main__":
         found["module"] = str(name)
     elif path and os.path.isfile(path):

@@ -33,11 +33,7 @@ def by_name(thing: Any) -> Any:
     """A class or function as others get it: by its names, also where a decorator has left
     another object in its place, which knows it; itself where it has none."""
     module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
-    if (
-        not name
-        or "<locals>" in name
-        or (module in _pickling.MAINS and not _pickling.main_importable())
-    ):
+    if not name or "<locals>" in name or _pickling.by_value(thing):
         return thing
     try:
         if find(module, "", name) is not thing:

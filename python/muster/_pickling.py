@@ -2,7 +2,7 @@
 
 Plain pickle first (it is fast and refers to classes by name), cloudpickle for
 what has no importable name: lambdas, local classes, a ``__main__`` that workers
-cannot import. This module never decides *whether* a value may be pickled.
+cannot import, or what it defines for itself alone. This module never decides *whether* a value may be pickled.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class _Main:
     """Whether workers can import the controller's ``__main__`` by path or name."""
 
     importable = True
+    alone = False  # to import it would be to run it
 
 
 def set_main_importable(importable: bool) -> None:
@@ -37,7 +38,45 @@ def set_main_importable(importable: bool) -> None:
 
 def main_importable() -> bool:
     """Whether workers can import ``__main__``."""
-    return _Main.importable
+    return _Main.importable and not _Main.alone
+
+
+def main_alone() -> bool:
+    """Whether nobody is to import ``__main__``."""
+    return _Main.alone
+
+
+def leave_main_alone() -> None:
+    """Have all of a ``__main__`` without a guard travel by value, as workers that imported it
+    would run what it runs."""
+    from . import _guards
+
+    _Main.alone = not _guards.has_guard(_main_file())
+
+
+def by_value(obj: Any) -> bool:
+    """Whether obj, a class or function, is one of ``__main__`` that workers do not find there:
+    they cannot import it, or it is defined where ``__name__`` has to be ``"__main__"``."""
+    if obj.__module__ not in MAINS:
+        return False
+    return not main_importable() or obj.__qualname__.partition(".")[0] in _guarded()
+
+
+def _guarded() -> frozenset[str]:
+    from . import _guards  # which most never need
+
+    return _guards.guarded(_main_file())
+
+
+def _main_file() -> str:
+    return getattr(sys.modules.get("__main__"), "__file__", None) or ""
+
+
+def _names_what_is_not_there(data: bytes) -> bool:
+    """Whether a pickle may name something of ``__main__`` that has to go by value."""
+    if b"__main__" not in data:
+        return False
+    return not main_importable() or any(name.encode() in data for name in _guarded())
 
 
 def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:
@@ -53,7 +92,7 @@ def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:
         # Said by cloudpickle again, and better, where it cannot do it either.
         buffers.clear()
         return _cloud_pickler().dump_all(obj, callback), buffers
-    if not _Main.importable and b"__main__" in data:
+    if _names_what_is_not_there(data):
         buffers.clear()
         return _cloud_pickler().dump_all(obj, callback), buffers
     return data, buffers
@@ -76,7 +115,7 @@ def dumps_exception(exc: BaseException) -> bytes:
         data: bytes = _exception_pickler().dump_all(exc, None)
     except Exception:
         data = b""
-    if not data or (not _Main.importable and b"__main__" in data):
+    if not data or _names_what_is_not_there(data):
         data = _cloud_pickler().dump_all(exc, None)
     return data
 
@@ -150,7 +189,7 @@ def _cloud_pickler() -> Any:
             if (
                 isinstance(obj, (type, types.FunctionType))
                 and obj.__module__ in MAINS
-                and _Main.importable
+                and not by_value(obj)
                 and named(obj)
             ):
                 # A copy by value would be another class than the one that

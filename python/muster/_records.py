@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._errors import EncodingError, ProtocolError
-from ._pickling import MAINS, main_importable, named
+from ._pickling import MAINS, by_value, named
 
 _HOOKS = (
     "__new__",
@@ -32,7 +32,7 @@ def fields_of(record: Any) -> Mapping[str, Any] | None:
     """The fields of a plain dataclass instance; None where only pickle keeps it exact."""
     cls: Any = type(record)
     names = _names(cls)
-    if names is None or not named(cls) or (cls.__module__ in MAINS and not main_importable()):
+    if names is None or not named(cls) or by_value(cls):
         return None
     if cls.__dictoffset__:
         state: dict[str, Any] = record.__dict__

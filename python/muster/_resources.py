@@ -130,6 +130,7 @@ class ResourceManager:
         with _context.waiting():
             pool = connection.request("pool.create", asked)
         self.id: int = pool["id"]
+        #: How many GPUs each node has; 0 where they differ.
         self.gpu_per_node: int = pool["per_node"]
         #: What each node is: name, address, cores, memory, devices.
         self.nodes: list[dict[str, Any]] = pool["nodes"]
@@ -179,6 +180,38 @@ class ResourceManager:
         return self
 
     @classmethod
+    def for_bundles(
+        cls,
+        bundles: Sequence[Mapping[str, float]],
+        *,
+        strategy: str = "PACK",
+        timeout: float = 30.0,
+        labels: Mapping[str, str] | None = None,
+        accelerator_type: str | None = None,
+        node: str | None = None,
+        wait: bool = False,
+    ) -> ResourceManager:
+        """A pool of bundles that may differ, each ``{"gpus": 2, "cpus": 4}``, all on nodes as
+        ``strategy`` says. Bundle i is node i of the pool; `gpu_ids` has its GPUs. CPUs are
+        counted on Ray's nodes alone."""
+        asked = _asked(
+            0,
+            1,
+            timeout=timeout,
+            strategy=strategy,
+            cpus_per_node=0,
+            labels=labels,
+            accelerator_type=accelerator_type,
+            node=node,
+            wait=wait,
+        )
+        if isinstance(bundles, (str, Mapping)) or not bundles:
+            raise ValueError(f"bundles is {bundles!r}; it is a list of dicts, one at least")
+        self = cls.__new__(cls)
+        self._reserve({**asked, "bundles": [_bundle(bundle) for bundle in bundles]})
+        return self
+
+    @classmethod
     def _attach(cls, ident: int, per_node: int, nodes: list[dict[str, Any]]) -> ResourceManager:
         """A pool that another process made and holds."""
         self = cls.__new__(cls)
@@ -223,7 +256,12 @@ class ResourceManager:
     @property
     def num_gpus(self) -> int:
         """How many GPUs the pool has in all."""
-        return self.gpu_per_node * self.num_nodes
+        return sum(len(node["devices"]) for node in self.nodes)
+
+    def gpu_ids(self, node: int) -> range:
+        """The ids of the GPUs that one of its nodes has, by the node's index in the pool."""
+        first = sum(len(before["devices"]) for before in self.nodes[:node])
+        return range(first, first + len(self.nodes[node]["devices"]))
 
     def plan(
         self,
@@ -269,7 +307,10 @@ class ResourceManager:
         return ResourceManager._attach, (self.id, self.gpu_per_node, self.nodes)
 
     def __repr__(self) -> str:
-        return f"<muster.ResourceManager {self.num_nodes} nodes x {self.gpu_per_node} GPUs>"
+        each = f"x {self.gpu_per_node} GPUs"
+        if self.num_gpus and not self.gpu_per_node:
+            each = f"of {', '.join(str(len(node['devices'])) for node in self.nodes)} GPUs"
+        return f"<muster.ResourceManager {self.num_nodes} nodes {each}>"
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -332,6 +373,19 @@ def _asked(
         "node": node or "",
         "wait": bool(wait),
     }
+
+
+def _bundle(bundle: Mapping[str, float]) -> dict[str, Any]:
+    """What one node of a pool shall have."""
+    if not isinstance(bundle, Mapping):
+        raise TypeError(f"a bundle is {bundle!r}; it is a dict of gpus and cpus")
+    if strange := set(bundle) - {"gpus", "cpus"}:
+        raise ValueError(f"a bundle has {', '.join(map(repr, strange))}; it has gpus and cpus")
+    gpus, cpus = bundle.get("gpus", 0), bundle.get("cpus", 0)
+    _whole("gpus of a bundle", gpus)
+    if isinstance(cpus, bool) or not isinstance(cpus, (int, float)):
+        raise TypeError(f"cpus of a bundle is {cpus!r}; it must be a number")
+    return {"gpus": int(gpus), "cpus": float(cpus)}
 
 
 def _whole(label: str, value: Any) -> None:

@@ -17,7 +17,7 @@ from muster._environment import describe_runtime, interpreter_flags, main_module
 POOL = {
     "id": 1,
     "per_node": 8,
-    "nodes": [{"index": 0, "name": "node-0", "devices": []}],
+    "nodes": [{"index": 0, "name": "node-0", "devices": [{"index": i} for i in range(8)]}],
 }
 
 
@@ -337,6 +337,15 @@ def test_pools(head: FakeHead) -> None:
     assert rm.allocate_placement_group(2, [0, 1])[1][0]["gpu_rank"] == 1
     with pytest.raises(TypeError, match="num_nodes is '2'"):
         muster.ResourceManager(8, "2")  # type: ignore[arg-type]
+
+
+def test_pools_of_bundles(head: FakeHead) -> None:
+    rm = muster.ResourceManager.for_bundles([{"gpus": 8}, {"cpus": 2}], wait=True, node="node-0")
+    asked = {"gpus_per_node": 0, "strategy": "PACK", "wait": True, "node": "node-0"}
+    assert asked.items() <= head.requests[-1][1].items()
+    bundles = [{"gpus": 8, "cpus": 0.0}, {"gpus": 0, "cpus": 2.0}]
+    assert head.requests[-1][1]["bundles"] == bundles
+    assert rm.gpu_ids(0) == range(8)
 
 
 def test_a_pool_is_released_once(head: FakeHead) -> None:

@@ -96,6 +96,36 @@ def test_room_by_strategy(strategy: str, count: int, free: bool, ever: bool) -> 
     assert reasons.room(want(nodes=count), strategy, there, False) is ever
 
 
+@pytest.mark.parametrize(
+    ("strategy", "sizes", "free", "ever"),
+    [
+        ("PACK", [8, 6], True, True),
+        ("PACK", [8, 8], False, True),
+        ("PACK", [9, 1], False, False),
+        ("STRICT_PACK", [5, 3], True, True),
+        ("STRICT_PACK", [5, 4], False, False),
+        ("STRICT_SPREAD", [6, 8], True, True),
+        ("STRICT_SPREAD", [1, 2, 0], False, False),
+    ],
+)
+def test_room_for_bundles(strategy: str, sizes: list[int], free: bool, ever: bool) -> None:
+    there = [node("10.0.0.1"), node("10.0.0.2")]
+    there[1].available["GPU"] = 6.0
+    asked = want(devices=0, nodes=len(sizes), bundles=[{"gpus": size} for size in sizes])
+    assert reasons.room(asked, strategy, there, True) is free
+    assert reasons.room(asked, strategy, there, False) is ever
+
+
+def test_bundles_that_differ() -> None:
+    asked = want(devices=0, nodes=2, bundles=[{"gpus": 9, "cpus": 2.0}, {"gpus": 0}])
+    assert reasons.bundles(asked) == [{"GPU": 9, "CPU": 2.0}, {"CPU": 0.01}]
+    text = reasons.explain(asked, "STRICT_SPREAD", [node("10.0.0.1")], {}, Scaling(False))
+    assert "2 bundles of 9 GPUs and 2 CPUs; no GPUs, each on a node of its own" in text
+    assert "0 nodes of 1 could take the largest now" in text and "no node of this Ray" in text
+    same = want(devices=0, nodes=2, bundles=[{"gpus": 4}] * 2)
+    assert reasons.wanted(same, "PACK") == reasons.wanted(want(), "PACK")
+
+
 def test_who_holds_what_is_named() -> None:
     users = {"1": "actor_train, critic", "2": ""}
     for name, said in {

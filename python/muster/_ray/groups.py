@@ -15,7 +15,7 @@ from typing import Any
 
 from . import reasons, remote, scaling
 from .joining import Refused
-from .reasons import bundle
+from .reasons import bundles
 from .scaling import Scaling
 
 #: Seconds for what was just given back to be seen as free everywhere.
@@ -115,7 +115,7 @@ class Groups:
         labels = {str(k): str(v) for k, v in (want.get("labels") or {}).items()} | only
         more = {"bundle_label_selector": [labels] * want["nodes"]} if labels else {}
         name = f"{self._prefix}-{number}"
-        group = placement_group([bundle(want)] * want["nodes"], strategy, name=name, **more)
+        group = placement_group(bundles(want), strategy, name=name, **more)
         with self._lock:
             self._made[number] = group
         try:
@@ -181,30 +181,31 @@ class Groups:
         gone = set(at.values()) - set(there)
         if gone:
             raise Refused(f"a node of the pool ({min(gone)[:8]}) died as it was reserved")
+        gpus = [taken.get("GPU", 0) for taken in bundles(want)]
         whole = {
             index
             for index, node_id in at.items()
-            if there[node_id].total.get("GPU") == want["devices"]
+            if there[node_id].total.get("GPU", 0) == gpus[index] > 0
         }
         devices: dict[int, list[str]] = {index: [] for index in at}
-        if want["devices"]:
-            task = ray.remote(remote.probe)
-            asked = {
-                task.options(
-                    num_cpus=0,
-                    num_gpus=want["devices"],
-                    max_retries=0,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-                ).remote(): index
-                for index in at
-                if index not in whole
-            }
-            for ref, index in asked.items():
-                devices[index] = ray.get(ref, timeout=_PROBE_PATIENCE)
+        task = ray.remote(remote.probe)
+        asked = {
+            task.options(
+                num_cpus=0,
+                num_gpus=gpus[index],
+                max_retries=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+            ).remote(): index
+            for index in at
+            if gpus[index] and index not in whole
+        }
+        for ref, index in asked.items():
+            devices[index] = ray.get(ref, timeout=_PROBE_PATIENCE)
         granted = []
-        for index, node_id in at.items():
+        for index, node_id in sorted(at.items()):
             granted.append((there[node_id], index, devices[index]))
-        granted.sort(key=lambda g: (not g[0].here, _numbers(g[0].address), g[0].id, g[2]))
+        if not want.get("bundles"):  # those have an order of their own
+            granted.sort(key=lambda g: (not g[0].here, _numbers(g[0].address), g[0].id, g[2]))
         return [{**n.told(), "devices": ids, "all": i in whole} for n, i, ids in granted]
 
     def release(self, number: int) -> None:

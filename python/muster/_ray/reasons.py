@@ -33,6 +33,25 @@ def bundle(want: Mapping[str, Any]) -> dict[str, float]:
     return taken
 
 
+def bundles(want: Mapping[str, Any]) -> list[dict[str, float]]:
+    """What each node of a pool takes."""
+    if not want.get("bundles"):
+        return [bundle(want)] * int(want["nodes"])
+    return [
+        bundle({**want, "devices": one["gpus"], "cpus": one.get("cpus", 0)})
+        for one in want["bundles"]
+    ]
+
+
+def total(taken: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What all bundles take together."""
+    sums: dict[str, float] = {}
+    for one in taken:
+        for name, amount in one.items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
 def fits(has: Mapping[str, float], taken: Mapping[str, float]) -> bool:
     """Whether a bundle fits into what is there."""
     return all(has.get(name, 0) + 1e-9 >= amount for name, amount in taken.items())
@@ -62,13 +81,23 @@ def matches(node: Node, want: Mapping[str, Any]) -> bool:
 
 
 def room(want: Mapping[str, Any], strategy: str, there: Sequence[Node], free: bool) -> bool:
-    """Whether all bundles have room in what is free, or in all that the nodes have."""
+    """Whether all bundles have room in what is free, or in all that the nodes have.
+
+    Of bundles that differ, whether each has room somewhere and all have in sum: where they go
+    is Ray's to say.
+    """
     taken, count = bundle(want), int(want["nodes"])
-    each = [
-        times(node.available if free else node.total, taken)
-        for node in there
-        if matches(node, want)
-    ]
+    has = [node.available if free else node.total for node in there if matches(node, want)]
+    if want.get("bundles"):
+        every = bundles(want)
+        if strategy == "STRICT_PACK":
+            return any(fits(one, total(every)) for one in has)
+        return (
+            all(any(fits(one, size) for one in has) for size in every)
+            and fits(total(has), total(every))
+            and (strategy != "STRICT_SPREAD" or len(has) >= count)
+        )
+    each = [times(one, taken) for one in has]
     if strategy == "STRICT_SPREAD":
         return sum(n > 0 for n in each) >= count
     return (max(each, default=0) if strategy == "STRICT_PACK" else sum(each)) >= count
@@ -82,12 +111,14 @@ def explain(
     scaling: Scaling,
 ) -> str:
     """Why a pool cannot be had now: wanted, what each node has, who holds it, what to do."""
-    taken = bundle(want)
+    every = bundles(want)
+    taken = max(every, key=lambda one: (one.get("GPU", 0), one.get("CPU", 0)))
     text = f"not enough for {_asked(want)} in Ray: wanted {wanted(want, strategy)}"
     free = sum(fits(n.available, taken) and matches(n, want) for n in there)
-    text += f"; {_plural(free, 'node')} of {len(there)} could take one now"
+    one = "the largest" if want.get("bundles") else "one"
+    text += f"; {_plural(free, 'node')} of {len(there)} could take {one} now"
     for node in there[:_MOST_NODES]:
-        text += f"\n  {node.name}: {_has(node, taken)}"
+        text += f"\n  {node.name}: {_has(node, total(every))}"
         if not matches(node, want):
             text += "; another node" if want.get("node") else "; other labels"
         for holder in holders.get(node.id, ()):
@@ -111,13 +142,19 @@ def explain(
 
 
 def _asked(want: Mapping[str, Any]) -> str:
+    if want.get("bundles"):
+        return "ResourceManager.for_bundles(…)"
     return f"ResourceManager(num_gpus_per_node={want['devices']}, num_nodes={want['nodes']})"
 
 
 def wanted(want: Mapping[str, Any], strategy: str) -> str:
     """What is asked for, in Ray's words."""
-    count, taken = int(want["nodes"]), bundle(want)
-    each = " and ".join(_amount(k, v) for k, v in taken.items() if (k, v) != ("CPU", LEAST_CPU))
+    count = int(want["nodes"])
+    kinds = [
+        " and ".join(_amount(k, v) for k, v in taken.items() if (k, v) != ("CPU", LEAST_CPU))
+        for taken in bundles(want)
+    ]
+    each = kinds[0] if len(set(kinds)) == 1 else "; ".join(kind or "no GPUs" for kind in kinds)
     apart = {"STRICT_SPREAD": ", each on a node of its own", "STRICT_PACK": ", all on one node"}
     text = f"{_plural(count, 'bundle')}{' of ' + each if each else ''}"
     text += apart.get(strategy, "") if count > 1 else ""

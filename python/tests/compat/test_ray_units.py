@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import muster
-from muster import _errors
+from muster import ResourceManager, _errors
 from muster.compat import ray as compat
 from muster.compat.ray import _names, _options, exceptions
 from muster.compat.ray.util.placement_group import Bundle, PlacementGroup
@@ -134,18 +134,21 @@ def test_node_ids_that_are_none(ident: str) -> None:
 
 
 def test_places_in_a_group() -> None:
-    def pool(ident: int) -> Any:
-        return SimpleNamespace(id=ident, gpu_per_node=4, nodes=[{"name": "a"}, {"name": "b"}])
-
+    pool = ResourceManager.__new__(ResourceManager)
+    pool.nodes = [
+        {"name": name, "devices": [{}] * count} for name, count in (("a", 4), ("b", 2), ("b", 1))
+    ]
     group = PlacementGroup([{"GPU": 4}, {"GPU": 2}, {"GPU": 1}], "PACK", "")
-    group._reserved = [Bundle(pool(1), 1, 0, 4), Bundle(pool(1), 0, 2, 2), Bundle(pool(2), 0, 0, 1)]
+    group._reserved = [Bundle(pool, index) for index in range(3)]
     place = _options._place({"placement_group": group, "num_gpus": 2})
-    assert (place["resource_manager"].id, place["device_mapping"]) == (1, [4, 5, 6, 7, 2, 3])
+    assert (place["resource_manager"], place["device_mapping"]) == (pool, [0, 1, 2, 3, 4, 5])
     place = _options._place({"placement_group": group, "num_gpus": 0.5})
-    assert [pool.id for pool in place["resource_manager"]] == [1, 2]
+    assert place["device_mapping"] == [0, 1, 2, 3, 4, 5, 6]
     strategy = PlacementGroupSchedulingStrategy(group, 1)
     place = _options._place({"scheduling_strategy": strategy})
-    assert place["node"] == "a"
+    assert place["node"] == "b"
+    place = _options._place({"scheduling_strategy": strategy, "num_gpus": 1})
+    assert place["device_mapping"] == [4, 5]
     with pytest.raises(ValueError, match="no bundle of the placement group has so many"):
         _options._place({"placement_group": group, "num_gpus": 5})
     with pytest.raises(ValueError, match="no bundle 3"):

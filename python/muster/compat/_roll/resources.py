@@ -86,5 +86,5 @@ def _group_of(pool: Pool, node: int) -> PlacementGroup:
     """One node of a pool as a placement group, for actors that are to run there."""
     has = pool.nodes[node]
     group = PlacementGroup([{"GPU": pool.gpu_per_node, "CPU": has["cores"]}], "PACK", "")
-    group._reserved = [Bundle(pool, node, 0, pool.gpu_per_node)]
+    group._reserved = [Bundle(pool, node)]
     return group

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ... import WorkerConfig, _modules, _service
+from ... import WorkerConfig, _modules, _pickling, _service
 from . import _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
@@ -181,15 +181,12 @@ def _place(options: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"the placement group has {len(bundles)} bundles, and no bundle {index}")
     if not gpus:
         return {"resource_manager": chosen[0].manager, "node": chosen[0].node_name}
-    fit = [bundle for bundle in chosen if bundle.count >= gpus]
+    fit = [bundle for bundle in chosen if len(bundle.devices()) >= gpus]
     if not fit:
         raise ValueError(
             f"num_gpus={gpus:g}: no bundle of the placement group has so many; they have "
-            f"{', '.join(str(bundle.count) for bundle in chosen)}"
+            f"{', '.join(str(len(bundle.devices())) for bundle in chosen)}"
         )
-    pools = {bundle.manager.id: bundle.manager for bundle in fit}
-    if len(pools) > 1:  # a bundle is then all of its pool
-        return {"resource_manager": list(pools.values()), "gpus": gpus}
     devices = [device for bundle in fit for device in bundle.devices()]
     return {"resource_manager": fit[0].manager, "gpus": gpus, "device_mapping": devices}
 
@@ -212,6 +209,8 @@ class Remote:
         self.__muster_class__ = thing
         for name in ("__name__", "__qualname__", "__module__", "__doc__"):
             setattr(self, name, getattr(thing, name))
+        if self.__module__ in _pickling.MAINS:  # of a script, which Ray's need no guard in
+            _pickling.leave_main_alone()
         self._options = checked(options, actor=self._is_actor)
 
     def options(self, **options: Any) -> Self:

@@ -64,7 +64,6 @@ class ActorClass(_options.Remote):
         super().__init__(cls, options)
         self.__ray_actor_class__ = cls
         self.__ray_metadata__ = SimpleNamespace(modified_class=cls, class_name=cls.__name__)
-        self._methods = _methods_of(cls)
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Make an actor. It returns when its process runs; the constructor runs there."""
@@ -92,7 +91,8 @@ class ActorClass(_options.Remote):
         if not name and options.get("lifetime") != "detached":
             made.end_with_handle()
         made.construct.remote()
-        return ActorHandle(made, self._methods, self.__name__, cls)
+        # Not before: a class that came by value, and names itself, has none yet when this is made.
+        return ActorHandle(made, _methods_of(cls), self.__name__, cls)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "__muster_class__" not in self.__dict__:

@@ -1,12 +1,12 @@
-"""Placement groups: each bundle is a pool of Muster's, all reserved or none.
+"""Placement groups: pools of Muster's, whose nodes are the bundles.
 
 A group can be sent to others, who use the same pools; it is its maker's to remove.
 """
 
 from __future__ import annotations
 
+import math
 import uuid
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,15 +66,19 @@ class PlacementGroup:
         if self._removed:
             raise _errors.ReleasedError(f"the placement group {self._name or self.id} was removed")
         if not self._reserved:
-            with ExitStack() as pools:  # all of them or none
-                self._reserved = _reserve(self.bundle_specs, self._strategy, timeout, pools)
-                pools.pop_all()
+            pool = ResourceManager.for_bundles(
+                [_wanted(bundle) for bundle in self.bundle_specs],
+                strategy=self._strategy,
+                timeout=max(timeout, _AT_ONCE),
+                wait=True,
+            )
+            self._reserved = [Bundle(pool, index) for index in range(self.bundle_count)]
 
     def _remove(self) -> None:
         self._removed = True
         reserved, self._reserved = self._reserved, []
-        for manager in {bundle.manager.id: bundle.manager for bundle in reserved}.values():
-            manager.destroy_placement_group()
+        if reserved:
+            reserved[0].manager.destroy_placement_group()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlacementGroup) and self.id == other.id
@@ -92,12 +96,10 @@ _groups: dict[str, PlacementGroup] = {}
 
 @dataclass(frozen=True)
 class Bundle:
-    """What a bundle has: devices of one node of a pool."""
+    """What a bundle has: a node of a pool, and the devices that the pool has of it."""
 
     manager: ResourceManager
     node: int  # its index in the pool
-    first: int  # its first device there
-    count: int
 
     @property
     def node_name(self) -> str:
@@ -106,37 +108,13 @@ class Bundle:
 
     def devices(self) -> range:
         """The numbers of its devices in the pool."""
-        first = self.node * self.manager.gpu_per_node + self.first
-        return range(first, first + self.count)
+        return self.manager.gpu_ids(self.node)
 
 
-def _reserve(
-    bundles: list[dict[str, float]], strategy: str, timeout: float, pools: ExitStack
-) -> list[Bundle]:
-    """Reserve pools: one for bundles that are alike, or share a node; else one each."""
-
-    def pool(number: int, gpus: int, cpus: float, strategy: str | None = None) -> ResourceManager:
-        most = max(timeout, _AT_ONCE)
-        made = ResourceManager(
-            gpus, number, timeout=most, strategy=strategy, cpus_per_node=cpus, wait=True
-        )
-        return pools.enter_context(made)
-
-    gpus = [int(sum(bundle.get(key, 0) for key in _DEVICES)) for bundle in bundles]
-    cpus = [float(bundle.get("CPU", 0)) for bundle in bundles]
-    pairs = list(zip(gpus, cpus, strict=True))
-    if strategy == "STRICT_SPREAD" and len(set(gpus)) > 1:
-        raise _errors.InvalidArgumentError(
-            "bundles of STRICT_SPREAD have the same number of GPUs each; these have "
-            f"{', '.join(map(str, gpus))}: make a group of each kind"
-        )
-    if strategy == "STRICT_SPREAD" or len(set(pairs)) == 1:
-        alike = pool(len(bundles), gpus[0], max(cpus), strategy)
-        return [Bundle(alike, i, 0, count) for i, count in enumerate(gpus)]
-    if strategy == "STRICT_PACK":
-        one = pool(1, sum(gpus), sum(cpus))
-        return [Bundle(one, 0, sum(gpus[:i]), count) for i, count in enumerate(gpus)]
-    return [Bundle(pool(1, count, some), 0, 0, count) for count, some in pairs]
+def _wanted(bundle: dict[str, float]) -> dict[str, float]:
+    """A bundle in Muster's words. Of its devices, one that is asked for in part is had."""
+    devices = sum(bundle.get(key, 0) for key in _DEVICES)
+    return {"gpus": math.ceil(devices), "cpus": float(bundle.get("CPU", 0))}
 
 
 def placement_group(
