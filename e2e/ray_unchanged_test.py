@@ -252,6 +252,15 @@ if __name__ == "__main__":
             strategy = PlacementGroupSchedulingStrategy(group, index)
             one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
             assert ray.get(one.node.remote()) == ident
+    mixed = ray.util.placement_group(
+        [{"GPU": 1}, {"GPU": 3, "CPU": 0.5}, {"CPU": 0.5}], strategy="STRICT_SPREAD")
+    ray.get(mixed.ready())
+    table = ray.util.placement_group_table(mixed)["bundles_to_node_id"]
+    assert len(set(table.values())) == 3 and ray.available_resources()["GPU"] == 12
+    for index, gpus in enumerate((1, 3, 0)):
+        strategy = PlacementGroupSchedulingStrategy(mixed, index)
+        one = Where.options(scheduling_strategy=strategy, num_gpus=gpus).remote()
+        assert ray.get(one.node.remote()) == table[index]
     try:
         Where.options(scheduling_strategy=NodeAffinitySchedulingStrategy("0" * 56, soft=False)).remote()
     except ValueError as error:
