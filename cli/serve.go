@@ -121,6 +121,7 @@ func runHead(embedded bool, virtual string, which naming, from provider) error {
 	if err != nil {
 		return err
 	}
+	defer reaper.Close()
 	level := slog.LevelWarn
 	if os.Getenv("MUSTER_DEBUG") != "" {
 		level = slog.LevelDebug

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -67,6 +68,11 @@ func TestTakePlace(t *testing.T) {
 func TestResumeOfWhatIsNotThere(t *testing.T) {
 	if err := runHead(false, "", naming{resume: "12-never"}, provider{}); err == nil || !strings.Contains(err.Error(), "there is no session") {
 		t.Errorf("got %v", err)
+	}
+	for range 20 { // it waits for nobody's children any more
+		if err := exec.Command("true").Run(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, args := range [][]string{{"--resume", "1-a", "--name", "a"}, {"--name", "1-a"}} {
 		cmd := headCommand()

@@ -143,7 +143,7 @@ def test_constructor_that_is_killed(rm: ResourceManager) -> None:
 
 def test_constructor_that_hangs(rm: ResourceManager) -> None:
     with pytest.raises(TimeoutError) as caught:
-        start(rm, Picky, strategy_args={"hang": 1}, startup_timeout=1.0, grace=0.5)
+        start(rm, Picky, strategy_args={"hang": 1}, startup_timeout=4.0, grace=0.5)
     assert isinstance(caught.value, muster.MusterError)
     assert "start-1" in str(caught.value)
     assert "wait_for_checkpoint" in str(caught.value), "where it hangs"

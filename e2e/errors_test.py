@@ -151,20 +151,24 @@ def test_sys_exit_in_a_coroutine_class_and_errors_there(rm: ResourceManager) -> 
         assert loop.execute_all_sync("sync_one") == [0]
 
 
+#: Seconds in which a rank is where it gets stuck, and the others have answered.
+ENOUGH = 2
+
+
 @pytest.mark.parametrize("form", ["bound", "execute", "handle", "rank_zero", "get"])
 def test_deadline_tells_stacks(rm: ResourceManager, form: str) -> None:
     with cluster(Trouble, rm, name="late", world_size=2, grace=0.5) as late:
         forms: dict[str, Any] = {
-            "bound": lambda: late.stuck_in_here(timeout=0.3),
-            "execute": lambda: late.execute_all_sync("stuck_in_here", timeout=0.3),
-            "handle": lambda: late.workers[0].call("stuck_in_here", timeout=0.3),
-            "rank_zero": lambda: late.execute_rank_zero_sync("stuck_in_here", timeout=0.3),
-            "get": lambda: muster.get(late.stuck_in_here(blocking=False), timeout=0.3),
+            "bound": lambda: late.stuck_in_here(timeout=ENOUGH),
+            "execute": lambda: late.execute_all_sync("stuck_in_here", timeout=ENOUGH),
+            "handle": lambda: late.workers[0].call("stuck_in_here", timeout=ENOUGH),
+            "rank_zero": lambda: late.execute_rank_zero_sync("stuck_in_here", timeout=ENOUGH),
+            "get": lambda: muster.get(late.stuck_in_here(blocking=False), timeout=ENOUGH),
         }
         began = time.monotonic()
         with pytest.raises(TimeoutError) as caught:
             forms[form]()
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 7.5 + ENOUGH
         text = str(caught.value)
         assert isinstance(caught.value, muster.MusterError)
         assert "stuck_in_here" in text and "trouble.py" in text
@@ -179,7 +183,7 @@ def test_queueing_counts(rm: ResourceManager) -> None:
     with cluster(Trouble, rm, name="queue", world_size=1, grace=0.5) as late:
         late.stuck_in_here(blocking=False)
         with pytest.raises(TimeoutError, match="stuck_in_here"):
-            late.execute_all_sync("pid", timeout=0.3)
+            late.execute_all_sync("pid", timeout=ENOUGH)
 
 
 @pytest.mark.parametrize("timeout", [0, -1])

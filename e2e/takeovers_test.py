@@ -141,4 +141,4 @@ def test_who_dies_while_others_come_back(tmp_path: Path) -> None:
         muster.wait([ref], timeout=0.3)
         os.kill(here.workers[0].pid, signal.SIGKILL)
         with pytest.raises(muster.WorkerDiedError, match=r"here-0-G0.*SIGKILL"):
-            muster.get(ref, timeout=10)
+            muster.get(ref, timeout=30)

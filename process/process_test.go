@@ -178,6 +178,32 @@ func TestExitsAreToldApart(t *testing.T) {
 	child.Signal(syscall.SIGKILL) // nothing any more
 }
 
+// What is closed takes no ends any more: they are those of whoever comes next.
+func TestClosedReapersTakeNothing(t *testing.T) {
+	old, err := NewReaper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	old.Close()
+	f := newFixture(t)
+	f.mu.Lock() // it does not come to it by itself
+	pid, err := syscall.ForkExec("/proc/self/exe", []string{"part", "exit", "17"}, &syscall.ProcAttr{})
+	if err != nil {
+		f.mu.Unlock()
+		t.Fatal(err)
+	}
+	for alive(pid) {
+	}
+	old.reap()
+	child := &Child{reaper: f.Reaper, pid: pid, done: make(chan struct{})}
+	f.known[pid] = child
+	f.mu.Unlock()
+	f.wait(child.Done())
+	if got := child.Exit(); got.String() != "exit code 17" {
+		t.Errorf("got %v", got)
+	}
+}
+
 func TestStartOfWhatIsNotThere(t *testing.T) {
 	f := newFixture(t)
 	if _, err := f.Start(Command{Path: "/no/such/program", Args: []string{"x"}}); !errors.Is(err, syscall.ENOENT) {

@@ -183,6 +183,9 @@ func (r *Reaper) wait() {
 func (r *Reaper) reap() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return // the children are others' now
+	}
 	some := false
 	for {
 		var status syscall.WaitStatus
