@@ -18,7 +18,8 @@ type Source struct {
 // keys, of one handle or of several, become one; the zero key is equal to none.
 //
 // What all cuts say stays: weights, groups (those of the same number are one
-// group), an equal multiple. Metas that are equal stay once, in order.
+// group), an equal multiple. Metas that are equal stay once, in order; those of
+// different origin never are.
 func Concat[K comparable](handles []Handle, key func(handle, buf int) K) (Handle, []Source, error) {
 	if len(handles) == 0 {
 		return Handle{}, nil, spec.Errorf(spec.CodeInvalid, "no batches to put together: pass one at least")
@@ -191,21 +192,25 @@ func (n *numbering[K]) number(handle, buf int) int {
 
 // metas lists those that differ, and the buffers of each.
 func (n *numbering[K]) metas(handles []Handle) []Meta {
-	type place struct{ handle, first, bufs int }
+	type place struct {
+		handle, first, bufs int
+		origin              uint64
+	}
 	seen := map[string][]place{} // by value, of which there are several only if buffers differ
 	var out []Meta
 	for i := range handles {
 		first := handles[i].Objects
 		for _, m := range handles[i].Metas {
 			known := slices.ContainsFunc(seen[string(m.Value)], func(p place) bool {
-				return p.bufs == m.Bufs && n.equal(p.handle, p.first, i, first, m.Bufs)
+				return p.bufs == m.Bufs && p.origin == m.Origin &&
+					(m.Origin != 0 || n.equal(p.handle, p.first, i, first, m.Bufs))
 			})
 			if !known {
 				out = append(out, m)
 				for buf := range m.Bufs {
 					n.sources = append(n.sources, Source{i, first + buf})
 				}
-				seen[string(m.Value)] = append(seen[string(m.Value)], place{i, first, m.Bufs})
+				seen[string(m.Value)] = append(seen[string(m.Value)], place{i, first, m.Bufs, m.Origin})
 			}
 			first += m.Bufs
 		}
@@ -213,7 +218,8 @@ func (n *numbering[K]) metas(handles []Handle) []Meta {
 	return out
 }
 
-// equal says that two metas of the same value have the same buffers.
+// equal says that two metas of the same value have the same buffers. Those of one
+// origin need not be asked: what has changed has another.
 func (n *numbering[K]) equal(h1, first1, h2, first2, bufs int) bool {
 	var none K
 	for buf := range bufs {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -53,6 +54,8 @@ type goldenCut struct {
 type goldenMeta struct {
 	Value string `json:"value"` // in hex
 	Bufs  int    `json:"bufs"`
+	// In hex, as JSON's numbers are not exact; where it is not 0.
+	Origin string `json:"origin,omitempty"`
 }
 
 // goldenResult is an operation and what it gives.
@@ -79,6 +82,11 @@ var goldenHandles = []struct {
 	{"no columns, no meta", "", nil},
 	{"meta only", "meta=step3", []goldenResult{{Concat: []string{"meta only", "meta with buffers"}}}},
 	{"meta with buffers", "meta=grid@m+n meta=step3", nil},
+	{"metrics", "v:x[0:2] meta=loss#1@m meta=loss#2", []goldenResult{
+		{Concat: []string{"metrics"}}, {Concat: []string{"equal metrics"}}, {Slice: []int{0, 1}}, {Concat: []string{"metrics of another rank", "metrics"}},
+	}},
+	{"equal metrics", "v:x[2:4] meta=loss meta=loss#1@inline", []goldenResult{{Concat: []string{"metrics"}}}},
+	{"metrics of another rank", "v:x[2:4] meta=loss#9223372036854775807@m meta=loss#128", nil},
 	{"no rows", "reply:x[0:0] prompt:y[0:0] meta=step3", []goldenResult{{Concat: []string{"no rows"}}, {Slice: []int{0, 0}}}},
 	{"several objects", "reply:a[0:3]+b[5:7]+c[0:20] prompt:d[1000:1025]", []goldenResult{
 		{Slice: []int{3, 5}}, {Slice: []int{2, 20}}, {Take: []uint32{24, 0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 3, 1}}, {Select: []string{"prompt", "reply"}},
@@ -119,6 +127,10 @@ var goldenRefused = []struct {
 	{"a weight too few", list(num(2), list(), list(bin(0, 0, 0, 0, 0, 0, 0, 0), []byte{0xc0}, num(0)), list()), 0},
 	{"a group too many", list(num(0), list(), list([]byte{0xc0}, bin(0, 0, 0, 0), num(0)), list()), 0},
 	{"more buffers than there are", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(2)))), 1},
+	{"a meta of no origin", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), num(0)))), 0},
+	{"a meta whose origin is no number", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), bin(1)))), 0},
+	{"a meta of four", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), num(1), num(1)))), 0},
+	{"a meta of one", list(num(0), list(), []byte{0xc0}, list(list(bin()), list(bin(), num(0)))), 0},
 	{"a negative number of rows", list([]byte{0xff}, list(), []byte{0xc0}, list()), 0},
 }
 
@@ -197,9 +209,16 @@ func describe(h *Handle) *goldenHandle {
 		out.Cut = &goldenCut{c.Weights, c.Groups, c.Multiple}
 	}
 	for _, m := range h.Metas {
-		out.Metas = append(out.Metas, goldenMeta{hex.EncodeToString(m.Value), m.Bufs})
+		out.Metas = append(out.Metas, goldenMeta{hex.EncodeToString(m.Value), m.Bufs, originOf(m)})
 	}
 	return out
+}
+
+func originOf(m Meta) string {
+	if m.Origin == 0 {
+		return ""
+	}
+	return strconv.FormatUint(m.Origin, 16)
 }
 
 func TestGolden(t *testing.T) {

@@ -43,9 +43,14 @@ func (p *Piece) Len() int {
 
 // Meta is what a batch carries beside its rows: an encoded value that numbers
 // its own buffers from 0. A batch that was joined from several has several.
+//
+// Metrics are told apart by who made them, not by what they are: ranks that agree
+// count each. Origin is a number that whoever made the metrics of a meta gave them,
+// and that goes along for as long as they stay as they are; 0 where there are none.
 type Meta struct {
-	Value []byte
-	Bufs  int
+	Value  []byte
+	Bufs   int
+	Origin uint64
 }
 
 // Bufs is the number of buffers of the handle: objects, then those of metas.

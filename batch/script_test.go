@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // TestScripts runs testdata/*.txt: each line says what is done, the indented
 // lines below it what that gives. A handle has a name and is made by
 //
-//	let NAME COLUMN,…:PIECE+… [w=WEIGHT,…] [g=GROUP,…] [m=MULTIPLE] [meta=TEXT[@BUFFER+…]]
+//	let NAME COLUMN,…:PIECE+… [w=WEIGHT,…] [g=GROUP,…] [m=MULTIPLE] [meta=TEXT[#ORIGIN][@BUFFER+…]]
 //	slice NAME OF LO HI · take NAME OF ROW,… · blocks NAME OF SIZE BLOCK,…
 //	select NAME OF COLUMN… · empty NAME OF · concat NAME OF…
 //
@@ -171,7 +171,11 @@ func show(h *named) string {
 		fmt.Fprintf(&out, "weights %v groups %v multiple %d\n", c.Weights, c.Groups, c.Multiple)
 	}
 	for _, m := range h.Metas {
-		fmt.Fprintf(&out, "meta %s\n", m.Value)
+		origin := ""
+		if m.Origin != 0 {
+			origin = fmt.Sprintf(" of origin %d", m.Origin)
+		}
+		fmt.Fprintf(&out, "meta %s%s\n", m.Value, origin)
 	}
 	return out.String()
 }
@@ -207,7 +211,11 @@ func parseHandle(t *testing.T, fields []string) named {
 				c.Multiple = atoi(t, text)
 			case "meta":
 				value, names, has := strings.Cut(text, "@")
+				value, origin, of := strings.Cut(value, "#")
 				m := Meta{Value: []byte(value)}
+				if of {
+					m.Origin = uint64(atoi(t, origin))
+				}
 				if has {
 					metas = append(metas, strings.Split(names, "+")...)
 					m.Bufs = 1 + strings.Count(names, "+")

@@ -41,10 +41,11 @@ def loaded(vector: dict[str, Any], blocks: dict[str, Named]) -> Batch:
         Part({name: name for name in names}, [Piece(made[p.block], p.rows) for p in pieces])
         for names, pieces in handle.parts
     ]
-    at = len(made) - sum(n for _, n in handle.metas)
+    at = len(made) - sum(n for _, n, _ in handle.metas)
     metas = []
-    for value, n in handle.metas:
-        metas.append(_metas.Encoded(value, tuple(block.name for block in made[at : at + n])))
+    for value, n, origin in handle.metas:
+        names = tuple(block.name for block in made[at : at + n])
+        metas.append(_metas.Meta.came(value, names, origin))
         at += n
     return Batch._of(handle.rows, parts, handle.cut, metas)
 
@@ -139,9 +140,9 @@ def test_long_handles_take_few_steps() -> None:
 
 def test_a_handle_keeps_its_cut() -> None:
     cut = Cut(np.array([1.5, 2.0]), np.array([7, 7], np.uint32), 2)
-    payload = _rows.pack(_rows.Handle(2, [], cut, [(b"\x80", 0)]))
+    payload = _rows.pack(_rows.Handle(2, [], cut, [(b"\x80", 0, 0), (b"\x80", 0, 2**64 - 1)]))
     back = _rows.unpack(payload, 0)
-    assert back.cut is not None and back.metas == [(b"\x80", 0)]
+    assert back.cut is not None and back.metas == [(b"\x80", 0, 0), (b"\x80", 0, 2**64 - 1)]
     assert back.cut.weights is not None and back.cut.weights.tolist() == [1.5, 2.0]
     assert back.cut.groups is not None and back.cut.groups.tolist() == [7, 7]
     assert back.cut.multiple == 2
