@@ -106,7 +106,8 @@ def test_metrics_of_each_rank_count(a: Cluster, b: Cluster) -> None:
         assert metrics["rows"] == [2, 2, 2, 2] and metrics["acc"] == [0.0, 1.0, 1.0, 1.0]
         assert metrics["h"].tolist() == [[1, 1]] * 4 and again.meta["step"] == 1
     odd = a.measure(sent[:7])
-    assert odd.meta["metrics"]["rows"] == [2, 2, 2, 1]
+    assert odd.meta["metrics"]["rows"] == [2, 2, 2, 1] and len(repr(odd)) > 0
+    assert [h.shape for h in odd.meta["metrics"]["h"]] == [(1, 2), (1, 2), (1, 2), (1, 1)]
     both = Batch.concat([out, odd, out[:1]]).meta["metrics"]
     assert both["rows"] == [2, 2, 2, 2, 2, 2, 2, 1]
 

@@ -58,7 +58,7 @@ class Stage(Worker):
 
     @register(Dispatch.DP_MP_COMPUTE)
     def measure(self, rows: Batch) -> Batch:
-        hist = np.ones((1, 2))
+        hist = np.ones((1, len(rows)))
         return rows.with_meta(metrics={"rows": len(rows), "acc": float(self.rank > 1), "h": hist})
 
     @register(Dispatch.DP_MP_COMPUTE)

@@ -220,7 +220,10 @@ def _together(values: list[Any]) -> Any:
         module: Any = sys.modules.get(name)
         kind = getattr(module, "ndarray" if name == "numpy" else "Tensor", None)
         if kind is not None and all(isinstance(v, kind) and v.ndim for v in values):
-            return getattr(module, join)(values)
+            try:
+                return getattr(module, join)(values)
+            except Exception:  # of shapes or types that do not fit together
+                return values
     if all(isinstance(value, list) for value in values):
         return [item for value in values for item in value]
     return values

@@ -92,6 +92,15 @@ def test_changed_in_place() -> None:
     assert joined.meta["metrics"]["seen"].tolist() == [1.0] * 4
 
 
+def test_arrays_that_do_not_fit_together() -> None:
+    joined = sent(Batch.concat([rows(h=np.ones((1, 2))), rows(h=np.ones((1, 3)))]))
+    assert [h.shape for h in joined.meta["metrics"]["h"]] == [(1, 2), (1, 3)]
+    assert "metrics" in repr(joined) and len(pickle.dumps(joined)) > 0
+    torch = pytest.importorskip("torch")
+    joined = Batch.concat([rows(h=torch.ones(1, 2)), rows(h=torch.ones(1, 3))])
+    assert [tuple(h.shape) for h in joined.meta["metrics"]["h"]] == [(1, 2), (1, 3)]
+
+
 def test_copies_are_the_same_part() -> None:
     whole = rows(acc=1)
     for made in (copy.copy(whole), copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
