@@ -155,7 +155,8 @@ func (r *reader) parts(rows int) []Part {
 			has += parts[i].Pieces[j].Len()
 		}
 		if has != rows {
-			r.fail("part %d (%s) has %d rows instead of %d", i, quoted(parts[i].Columns), has, rows)
+			part := Handle{Parts: parts[i : i+1]}
+			r.fail("part %d (%s) has %d rows instead of %d", i, quoted(part.Columns()), has, rows)
 		}
 	}
 	return parts
@@ -169,16 +170,17 @@ func (r *reader) columns(seen map[string]struct{}) []string {
 	}
 	names := make([]string, n)
 	for i := range names {
-		name, rest, err := msgp.ReadStringBytes(r.rest)
+		column, rest, err := msgp.ReadStringBytes(r.rest)
 		if r.took("the name of a column", rest, err); r.err != nil {
 			return nil
 		}
+		name, _ := Split(column)
 		if _, twice := seen[name]; twice {
 			r.fail("column '%s' is there twice", name)
 			return nil
 		}
 		seen[name] = struct{}{}
-		names[i] = name
+		names[i] = column
 	}
 	return names
 }

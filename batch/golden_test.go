@@ -100,6 +100,10 @@ var goldenHandles = []struct {
 	}},
 	{"numbers of every size", "v:x[127:128]+x[128:255]+x[255:256]+x[256:65535]+x[65536:4294967295]", nil},
 	{"names of every kind", "a,ä,列,😀,sixteen_letters_,thirty_two_letters_and_then_some_:x[0:1]", []goldenResult{{Select: []string{"列"}}}},
+	{"renamed", "id/x,y:a[0:4] n:b[2:6]", []goldenResult{
+		{Select: []string{"n", "id"}}, {Slice: []int{1, 3}}, {Take: []uint32{3, 0}}, {Concat: []string{"renamed elsewhere", "renamed"}},
+	}},
+	{"renamed elsewhere", "y,id/x:c[0:4] n:b[6:10]", []goldenResult{{Concat: []string{"renamed"}}}},
 	{"balanced", "v:x[0:5] w=900,1,0,44,7", []goldenResult{{Slice: []int{1, 4}}, {Take: []uint32{4, 0}}, {Concat: []string{"balanced"}}, {Concat: []string{"balanced in groups"}}}},
 	{"balanced in groups", "v:y[0:4] w=3,1,4,1 g=7,7,0,4294967295", []goldenResult{{Slice: []int{2, 2}}}},
 	{"in multiples", "v:y[0:4] m=4", []goldenResult{{Concat: []string{"in multiples"}}, {Concat: []string{"in multiples of groups"}}}},
@@ -127,6 +131,7 @@ var goldenRefused = []struct {
 	{"a weight too few", list(num(2), list(), list(bin(0, 0, 0, 0, 0, 0, 0, 0), []byte{0xc0}, num(0)), list()), 0},
 	{"a group too many", list(num(0), list(), list([]byte{0xc0}, bin(0, 0, 0, 0), num(0)), list()), 0},
 	{"more buffers than there are", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(2)))), 1},
+	{"a column twice, once renamed", list(num(0), list(list(list(name("a"), name("a\x00b")), list(list(num(0), num(0), num(0))))), []byte{0xc0}, list()), 1},
 	{"a meta of no origin", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), num(0)))), 0},
 	{"a meta whose origin is no number", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), bin(1)))), 0},
 	{"a meta of four", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), num(1), num(1)))), 0},

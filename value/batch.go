@@ -296,11 +296,12 @@ func (b *Batch) Record() (arrow.RecordBatch, error) {
 	defer func() { column.Release(columns) }()
 	for i := range b.handle.Parts {
 		part := &b.handle.Parts[i]
-		for _, name := range part.Columns {
-			c, err := gather(name, part.Pieces, contents)
+		for _, its := range part.Columns {
+			c, err := gather(its, part.Pieces, contents)
 			if err != nil {
 				return nil, err
 			}
+			c.Name, _ = batch.Split(its)
 			columns = append(columns, c)
 		}
 	}
@@ -325,16 +326,17 @@ func (b *Batch) Column(name string) (arrow.Array, error) {
 	return a, nil
 }
 
-// gather is a column of rows of several blocks.
-func gather(name string, pieces []batch.Piece, contents []given) (column.Column, error) {
+// gather is a column of rows of several blocks, called as it is there.
+func gather(its string, pieces []batch.Piece, contents []given) (column.Column, error) {
 	var some []column.Piece
+	_, stored := batch.Split(its)
 	for i, p := range pieces {
 		if p.Len() == 0 && (len(some) > 0 || i < len(pieces)-1) {
 			continue // its type matters only where there are no rows at all
 		}
-		c := contents[p.Buf].column(name)
+		c := contents[p.Buf].column(stored)
 		if c == nil {
-			return column.Column{}, spec.Errorf(spec.CodeProtocol, "a batch names the column '%s' of an object that has none of that name", name)
+			return column.Column{}, spec.Errorf(spec.CodeProtocol, "a batch names the column '%s' of an object that has none of that name", stored)
 		}
 		some = append(some, column.Piece{Column: c, From: p.From, To: p.To, Rows: p.Rows})
 	}

@@ -283,9 +283,10 @@ def unpack(payload: Any, nbufs: int) -> Handle:
     for names, pieces in handle.parts:
         if not names or not pieces:
             raise _malformed("a part without columns or without pieces")
-        if not seen.isdisjoint(names) or len(set(names)) < len(names):
+        shown = {name.partition("\0")[0] for name in names}
+        if not seen.isdisjoint(shown) or len(shown) < len(names):
             raise _malformed(f"a column is there twice: {names}")
-        seen.update(names)
+        seen.update(shown)
         if count(pieces) != rows:
             raise _malformed(f"columns {names} have {count(pieces)} rows instead of {rows}")
         if any(piece.block >= objects for piece in pieces):

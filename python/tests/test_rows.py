@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from muster import _metas, _rows
-from muster._batch import Batch
+from muster._batch import Batch, _from_wire
 from muster._errors import ProtocolError
 from muster._parts import Part
 from muster._rows import Cut, Piece
@@ -38,7 +38,7 @@ def loaded(vector: dict[str, Any], blocks: dict[str, Named]) -> Batch:
     handle = _rows.unpack(bytes.fromhex(vector["payload"]), len(vector["buffers"]))
     made = [blocks.setdefault(name, Named(name)) for name in vector["buffers"]]
     parts = [
-        Part({name: name for name in names}, [Piece(made[p.block], p.rows) for p in pieces])
+        Part(_from_wire(names), [Piece(made[p.block], p.rows) for p in pieces])
         for names, pieces in handle.parts
     ]
     at = len(made) - sum(n for _, n, _ in handle.metas)
@@ -61,7 +61,8 @@ def test_golden_handles(vector: dict[str, Any]) -> None:
     blocks: dict[str, Named] = {}
     batch = loaded(vector, blocks)
     assert len(batch) == vector["handle"]["rows"]
-    assert batch.columns == [n for part in vector["handle"]["parts"] for n in part["columns"]]
+    named = [name for part in vector["handle"]["parts"] for name in part["columns"]]
+    assert batch.columns == [name.partition("\0")[0] for name in named]
     assert written(batch) == (vector["payload"], vector["buffers"])
     for made in vector.get("makes", ()):
         if "slice" in made:
