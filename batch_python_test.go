@@ -49,6 +49,16 @@ class Stage(Worker):
         return out.with_meta(seen=b.meta["step"], scale=np.arange(3.0))
 
     @register(Dispatch.DP_MP_COMPUTE)
+    def renamed(self, b):
+        if len(b) == 0:
+            return Batch({"text": [], "reply": []})
+        return b.select("prompt", "reply").rename({"prompt": "text"}).with_meta(metrics={"same": 1})
+
+    @register(Dispatch.DP_MP_COMPUTE)
+    def texts(self, b):
+        return b["text"]
+
+    @register(Dispatch.DP_MP_COMPUTE)
     def firsts(self, b):
         return [t["first"] for t in b["things"]]
 
@@ -148,6 +158,7 @@ func exchange(t *testing.T, c *muster.Cluster, wide int) {
 	if err != nil || meta["seen"] != int64(3) || meta["name"] != "é" || !reflect.DeepEqual(meta["scale"], muster.ArrayOf([]float64{0, 1, 2})) {
 		t.Error(meta, err)
 	}
+	renamed(t, c, sent)
 	record := get[arrow.RecordBatch](t)(out.Record())
 	defer record.Release()
 	for i, typ := range []string{
@@ -193,6 +204,37 @@ func exchange(t *testing.T, c *muster.Cluster, wide int) {
 	firsts := get[[]int](t)(muster.Call[[]int](ctx, c, "firsts", again.Take(8, 0, 4)))
 	if !slices.Equal(firsts, []int{8 * 2 * wide, 0, 4 * 2 * wide}) {
 		t.Error(firsts)
+	}
+}
+
+// renamed has Python rename a column, which Go reads by its new name and sends back.
+func renamed(t *testing.T, c *muster.Cluster, sent *muster.Batch) {
+	t.Helper()
+	ctx := testContext(t)
+	for _, rows := range []int{9, 1} { // of one row, a rank gets none
+		some := sent.Slice(0, rows)
+		defer some.Release()
+		out := get[*muster.Batch](t)(muster.Call[*muster.Batch](ctx, c, "renamed", some))
+		defer out.Release()
+		if !slices.Equal(out.Columns(), []string{"text", "reply"}) || out.Rows() != rows {
+			t.Error(out)
+		}
+		text := get[arrow.Array](t)(out.Column("text"))
+		defer text.Release()
+		record := get[arrow.RecordBatch](t)(out.Record())
+		defer record.Release()
+		if got := text.ValueStr(0); got != "prompt 0 é" || record.ColumnName(0) != "text" {
+			t.Error(got, record.ColumnName(0))
+		}
+		one := get[*muster.Batch](t)(out.Select("text"))
+		defer one.Release()
+		texts := get[[]any](t)(muster.Call[[]any](ctx, c, "texts", one))
+		if len(texts) != rows || texts[0] != "prompt 0 é" {
+			t.Error(texts)
+		}
+		if meta, err := out.Meta(); err != nil || rows > 1 && !reflect.DeepEqual(meta["metrics"], map[string]any{"same": []any{int64(1), int64(1)}}) {
+			t.Error(meta, err)
+		}
 	}
 }
 
@@ -258,7 +300,12 @@ for wide in (3, 3000):
     assert again["prompt"] == ["p7 é", "p2 é"] and again["score"].tolist() == ids.sum(axis=1)[[7, 2]].tolist()
     rows = go.rows(sent.select("ids", "prompt"))
     assert len(rows) == n and rows[1].endswith(" prompt=p1 é ") and rows[4].endswith("prompt=(null) "), rows[4][-30:]
-    del sent, out, again
+    other = sent.select("ids", "prompt").rename({"prompt": "ids", "ids": "prompt"})
+    back = go.__getattr__("pass")(Batch.concat([other[5:], other[:5]]))
+    assert back.columns == ["prompt", "ids"] and back["ids"] == [*sent["prompt"][5:], *sent["prompt"][:5]], back
+    rows = go.rows(other)
+    assert len(rows) == n and rows[1].endswith(" ids=p1 é "), rows[1][-30:]
+    del sent, out, again, other, back
 doubled = muster.get(go.execute_rank_zero("doubled", np.arange(1 << 16, dtype="f8")))
 assert doubled[77] == 154 and len(doubled) == 1 << 16
 del doubled

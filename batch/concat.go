@@ -18,7 +18,8 @@ type Source struct {
 // keys, of one handle or of several, become one; the zero key is equal to none.
 //
 // What all cuts say stays: weights, groups (those of the same number are one
-// group), an equal multiple. Metas that are equal stay once, in order.
+// group), an equal multiple. Metas that are equal stay once, in order; those of
+// different origin never are.
 func Concat[K comparable](handles []Handle, key func(handle, buf int) K) (Handle, []Source, error) {
 	if len(handles) == 0 {
 		return Handle{}, nil, spec.Errorf(spec.CodeInvalid, "no batches to put together: pass one at least")
@@ -82,42 +83,32 @@ type aligned struct {
 // align finds the fewest parts that suit every handle of those in with, and keep the
 // first's order of columns.
 func align(handles []Handle, with []int) ([]aligned, error) {
-	columns := handles[with[0]].Columns()
-	where := make([][]int, len(with)) // the part of each column, by handle
+	names := handles[with[0]].Columns()
+	where := make([][]place, len(with)) // where each column is, by handle
 	for i := range with {
 		h := &handles[with[i]]
 		if i > 0 && sameParts(h, &handles[with[i-1]]) {
 			where[i] = where[i-1]
 			continue
 		}
-		byName := make(map[string]int, len(columns))
-		for part := range h.Parts {
-			for _, name := range h.Parts[part].Columns {
-				byName[name] = part
-			}
-		}
-		where[i] = make([]int, len(columns))
-		for c, name := range columns {
-			part, ok := byName[name]
-			if !ok || len(byName) != len(columns) {
-				return nil, differ(columns, h.Columns(), with[i])
-			}
-			where[i][c] = part
-		}
-		if len(byName) != len(columns) {
-			return nil, differ(columns, h.Columns(), with[i])
+		if where[i] = h.places(names); where[i] == nil {
+			return nil, differ(names, h.Columns(), with[i])
 		}
 	}
+	columns, err := stored(handles, with, where)
+	if err != nil {
+		return nil, err
+	}
 	var out []aligned
-	for c := range columns {
+	for c := range names {
 		begins := c == 0
 		for i := 0; i < len(where) && !begins; i++ {
-			begins = where[i][c] != where[i][c-1]
+			begins = where[i][c].part != where[i][c-1].part
 		}
 		if begins {
 			a := aligned{parts: make([]int, len(with))}
 			for i := range where {
-				a.parts[i] = where[i][c]
+				a.parts[i] = where[i][c].part
 			}
 			out = append(out, a)
 		}
@@ -125,6 +116,61 @@ func align(handles []Handle, with []int) ([]aligned, error) {
 		last.columns = append(last.columns, columns[c])
 	}
 	return out, nil
+}
+
+// place is where a column of a handle is: in which part, and as what.
+type place struct {
+	part   int
+	column string
+}
+
+// places are those of the named columns; nil where the handle has others.
+func (h *Handle) places(names []string) []place {
+	byName := make(map[string]place, len(names))
+	for part := range h.Parts {
+		for _, column := range h.Parts[part].Columns {
+			name, _ := Split(column)
+			byName[name] = place{part, column}
+		}
+	}
+	out := make([]place, len(names))
+	for c, name := range names {
+		at, ok := byName[name]
+		if !ok {
+			return nil
+		}
+		out[c] = at
+	}
+	if len(byName) != len(names) {
+		return nil
+	}
+	return out
+}
+
+// stored is the columns of handles that are joined, with what they are called in
+// the objects, which is the same in all that have rows. Where none has, those of the
+// first count, as it gives the types.
+func stored(handles []Handle, with []int, where [][]place) ([]string, error) {
+	first := slices.IndexFunc(with, func(h int) bool { return handles[h].Rows > 0 })
+	if first < 0 {
+		first = 0
+	}
+	columns := make([]string, len(where[first]))
+	for c := range columns {
+		columns[c] = where[first][c].column
+	}
+	for i := first + 1; i < len(with); i++ {
+		if handles[with[i]].Rows == 0 {
+			continue
+		}
+		for c, column := range columns {
+			name, a := Split(column)
+			if _, b := Split(where[i][c].column); a != b {
+				return nil, spec.Errorf(spec.CodeInvalid, "batches whose rows lie under different names cannot be put together: column '%s' was '%s' in batch %d and is '%s' in batch %d: rename it in all or in none", name, a, with[first], b, with[i])
+			}
+		}
+	}
+	return columns, nil
 }
 
 // sameParts says that two handles have the same columns grouped the same way.
@@ -191,21 +237,25 @@ func (n *numbering[K]) number(handle, buf int) int {
 
 // metas lists those that differ, and the buffers of each.
 func (n *numbering[K]) metas(handles []Handle) []Meta {
-	type place struct{ handle, first, bufs int }
-	seen := map[string][]place{} // by value, of which there are several only if buffers differ
+	type told struct {
+		handle, first, bufs int
+		origin              uint64
+	}
+	seen := map[string][]told{} // by value, of which there are several only if buffers differ
 	var out []Meta
 	for i := range handles {
 		first := handles[i].Objects
 		for _, m := range handles[i].Metas {
-			known := slices.ContainsFunc(seen[string(m.Value)], func(p place) bool {
-				return p.bufs == m.Bufs && n.equal(p.handle, p.first, i, first, m.Bufs)
+			known := slices.ContainsFunc(seen[string(m.Value)], func(p told) bool {
+				return p.bufs == m.Bufs && p.origin == m.Origin &&
+					(m.Origin != 0 || n.equal(p.handle, p.first, i, first, m.Bufs))
 			})
 			if !known {
 				out = append(out, m)
 				for buf := range m.Bufs {
 					n.sources = append(n.sources, Source{i, first + buf})
 				}
-				seen[string(m.Value)] = append(seen[string(m.Value)], place{i, first, m.Bufs})
+				seen[string(m.Value)] = append(seen[string(m.Value)], told{i, first, m.Bufs, m.Origin})
 			}
 			first += m.Bufs
 		}
@@ -213,7 +263,8 @@ func (n *numbering[K]) metas(handles []Handle) []Meta {
 	return out
 }
 
-// equal says that two metas of the same value have the same buffers.
+// equal says that two metas of the same value have the same buffers. Those of one
+// origin need not be asked: what has changed has another.
 func (n *numbering[K]) equal(h1, first1, h2, first2, bufs int) bool {
 	var none K
 	for buf := range bufs {

@@ -70,6 +70,11 @@ func TestConcat(t *testing.T) {
 		if len(uniq(m.metas)) != len(uniq(want.metas)) || len(m.metas) > len(want.metas) {
 			t.Fatalf("metas %v of %v", m.metas, want.metas)
 		}
+		for i, meta := range got.Metas { // of metrics, each part once and none lost
+			if meta.Origin != 0 && slices.Contains(m.metas[:i], m.metas[i]) {
+				t.Fatalf("%s is there twice in %v", m.metas[i], m.metas)
+			}
+		}
 		m.metas, want.metas = nil, nil
 		same(t, "Concat", m, want)
 		checkForm(t, &got)

@@ -155,7 +155,8 @@ func (r *reader) parts(rows int) []Part {
 			has += parts[i].Pieces[j].Len()
 		}
 		if has != rows {
-			r.fail("part %d (%s) has %d rows instead of %d", i, quoted(parts[i].Columns), has, rows)
+			part := Handle{Parts: parts[i : i+1]}
+			r.fail("part %d (%s) has %d rows instead of %d", i, quoted(part.Columns()), has, rows)
 		}
 	}
 	return parts
@@ -169,16 +170,17 @@ func (r *reader) columns(seen map[string]struct{}) []string {
 	}
 	names := make([]string, n)
 	for i := range names {
-		name, rest, err := msgp.ReadStringBytes(r.rest)
+		column, rest, err := msgp.ReadStringBytes(r.rest)
 		if r.took("the name of a column", rest, err); r.err != nil {
 			return nil
 		}
+		name, _ := Split(column)
 		if _, twice := seen[name]; twice {
 			r.fail("column '%s' is there twice", name)
 			return nil
 		}
 		seen[name] = struct{}{}
-		names[i] = name
+		names[i] = column
 	}
 	return names
 }
@@ -267,13 +269,33 @@ func (r *reader) metas(nbufs int) []Meta {
 	}
 	metas := make([]Meta, n)
 	for i := range metas {
-		r.array("a meta", 2)
+		form := r.list("a meta", 0)
 		metas[i].Value = r.bytes("a meta")
-		if metas[i].Bufs = r.number("the buffers of a meta", nbufs); r.err != nil {
+		metas[i].Bufs = r.number("the buffers of a meta", nbufs)
+		switch form {
+		case 2:
+		case 3:
+			metas[i].Origin = r.origin()
+		default:
+			r.fail("a meta of %d elements", form)
+		}
+		if r.err != nil {
 			return nil
 		}
 	}
 	return metas
+}
+
+// origin reads whose metrics a meta has.
+func (r *reader) origin() uint64 {
+	if r.err != nil {
+		return 0
+	}
+	n, rest, err := msgp.ReadUint64Bytes(r.rest)
+	if r.took("the origin of a meta", rest, err); r.err == nil && n == 0 {
+		r.fail("the origin of a meta is 0")
+	}
+	return n
 }
 
 // Append encodes the handle behind dst.
@@ -297,9 +319,7 @@ func (h *Handle) Append(dst []byte) []byte {
 	dst = h.Cut.append(dst)
 	dst = msgp.AppendArrayHeader(dst, uint32(len(h.Metas)))
 	for i := range h.Metas {
-		dst = msgp.AppendArrayHeader(dst, 2)
-		dst = msgp.AppendBytes(dst, h.Metas[i].Value)
-		dst = msgp.AppendUint64(dst, uint64(h.Metas[i].Bufs))
+		dst = h.Metas[i].append(dst)
 	}
 	return dst
 }
@@ -320,7 +340,7 @@ func (h *Handle) size() int {
 		n += 8*len(c.Weights) + 4*len(c.Groups)
 	}
 	for i := range h.Metas {
-		n += 16 + len(h.Metas[i].Value)
+		n += 25 + len(h.Metas[i].Value)
 	}
 	return n
 }
@@ -335,6 +355,20 @@ func (p *Piece) append(dst []byte) []byte {
 	dst = msgp.AppendUint64(dst, uint64(p.Buf))
 	dst = msgp.AppendUint64(dst, uint64(p.From))
 	return msgp.AppendUint64(dst, uint64(p.To))
+}
+
+func (m *Meta) append(dst []byte) []byte {
+	elements := uint32(2)
+	if m.Origin != 0 {
+		elements = 3
+	}
+	dst = msgp.AppendArrayHeader(dst, elements)
+	dst = msgp.AppendBytes(dst, m.Value)
+	dst = msgp.AppendUint64(dst, uint64(m.Bufs))
+	if m.Origin != 0 {
+		dst = msgp.AppendUint64(dst, m.Origin)
+	}
+	return dst
 }
 
 func appendNumbers32(dst []byte, numbers []uint32) []byte {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -53,6 +54,8 @@ type goldenCut struct {
 type goldenMeta struct {
 	Value string `json:"value"` // in hex
 	Bufs  int    `json:"bufs"`
+	// In hex, as JSON's numbers are not exact; where it is not 0.
+	Origin string `json:"origin,omitempty"`
 }
 
 // goldenResult is an operation and what it gives.
@@ -79,6 +82,11 @@ var goldenHandles = []struct {
 	{"no columns, no meta", "", nil},
 	{"meta only", "meta=step3", []goldenResult{{Concat: []string{"meta only", "meta with buffers"}}}},
 	{"meta with buffers", "meta=grid@m+n meta=step3", nil},
+	{"metrics", "v:x[0:2] meta=loss#1@m meta=loss#2", []goldenResult{
+		{Concat: []string{"metrics"}}, {Concat: []string{"equal metrics"}}, {Slice: []int{0, 1}}, {Concat: []string{"metrics of another rank", "metrics"}},
+	}},
+	{"equal metrics", "v:x[2:4] meta=loss meta=loss#1@inline", []goldenResult{{Concat: []string{"metrics"}}}},
+	{"metrics of another rank", "v:x[2:4] meta=loss#9223372036854775807@m meta=loss#128", nil},
 	{"no rows", "reply:x[0:0] prompt:y[0:0] meta=step3", []goldenResult{{Concat: []string{"no rows"}}, {Slice: []int{0, 0}}}},
 	{"several objects", "reply:a[0:3]+b[5:7]+c[0:20] prompt:d[1000:1025]", []goldenResult{
 		{Slice: []int{3, 5}}, {Slice: []int{2, 20}}, {Take: []uint32{24, 0, 5, 6, 7, 8, 9, 10, 11, 12, 13, 3, 1}}, {Select: []string{"prompt", "reply"}},
@@ -92,6 +100,10 @@ var goldenHandles = []struct {
 	}},
 	{"numbers of every size", "v:x[127:128]+x[128:255]+x[255:256]+x[256:65535]+x[65536:4294967295]", nil},
 	{"names of every kind", "a,ä,列,😀,sixteen_letters_,thirty_two_letters_and_then_some_:x[0:1]", []goldenResult{{Select: []string{"列"}}}},
+	{"renamed", "id/x,y:a[0:4] n:b[2:6]", []goldenResult{
+		{Select: []string{"n", "id"}}, {Slice: []int{1, 3}}, {Take: []uint32{3, 0}}, {Concat: []string{"renamed elsewhere", "renamed"}},
+	}},
+	{"renamed elsewhere", "y,id/x:c[0:4] n:b[6:10]", []goldenResult{{Concat: []string{"renamed"}}}},
 	{"balanced", "v:x[0:5] w=900,1,0,44,7", []goldenResult{{Slice: []int{1, 4}}, {Take: []uint32{4, 0}}, {Concat: []string{"balanced"}}, {Concat: []string{"balanced in groups"}}}},
 	{"balanced in groups", "v:y[0:4] w=3,1,4,1 g=7,7,0,4294967295", []goldenResult{{Slice: []int{2, 2}}}},
 	{"in multiples", "v:y[0:4] m=4", []goldenResult{{Concat: []string{"in multiples"}}, {Concat: []string{"in multiples of groups"}}}},
@@ -119,6 +131,11 @@ var goldenRefused = []struct {
 	{"a weight too few", list(num(2), list(), list(bin(0, 0, 0, 0, 0, 0, 0, 0), []byte{0xc0}, num(0)), list()), 0},
 	{"a group too many", list(num(0), list(), list([]byte{0xc0}, bin(0, 0, 0, 0), num(0)), list()), 0},
 	{"more buffers than there are", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(2)))), 1},
+	{"a column twice, once renamed", list(num(0), list(list(list(name("a"), name("a\x00b")), list(list(num(0), num(0), num(0))))), []byte{0xc0}, list()), 1},
+	{"a meta of no origin", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), num(0)))), 0},
+	{"a meta whose origin is no number", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), bin(1)))), 0},
+	{"a meta of four", list(num(0), list(), []byte{0xc0}, list(list(bin(), num(0), num(1), num(1)))), 0},
+	{"a meta of one", list(num(0), list(), []byte{0xc0}, list(list(bin()), list(bin(), num(0)))), 0},
 	{"a negative number of rows", list([]byte{0xff}, list(), []byte{0xc0}, list()), 0},
 }
 
@@ -197,9 +214,16 @@ func describe(h *Handle) *goldenHandle {
 		out.Cut = &goldenCut{c.Weights, c.Groups, c.Multiple}
 	}
 	for _, m := range h.Metas {
-		out.Metas = append(out.Metas, goldenMeta{hex.EncodeToString(m.Value), m.Bufs})
+		out.Metas = append(out.Metas, goldenMeta{hex.EncodeToString(m.Value), m.Bufs, originOf(m)})
 	}
 	return out
+}
+
+func originOf(m Meta) string {
+	if m.Origin == 0 {
+		return ""
+	}
+	return strconv.FormatUint(m.Origin, 16)
 }
 
 func TestGolden(t *testing.T) {

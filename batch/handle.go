@@ -22,8 +22,8 @@ type Handle struct {
 // Part is columns that lie side by side in the same objects. All parts of a
 // handle have as many rows.
 type Part struct {
-	Columns []string
-	Pieces  []Piece // one at least: a part without rows keeps one for its types
+	Columns []string // as Split has them
+	Pieces  []Piece  // one at least: a part without rows keeps one for its types
 }
 
 // Piece is rows of one object.
@@ -43,9 +43,14 @@ func (p *Piece) Len() int {
 
 // Meta is what a batch carries beside its rows: an encoded value that numbers
 // its own buffers from 0. A batch that was joined from several has several.
+//
+// Metrics are told apart by who made them, not by what they are: ranks that agree
+// count each. Origin is a number that whoever made the metrics of a meta gave them,
+// and that goes along for as long as they stay as they are; 0 where there are none.
 type Meta struct {
-	Value []byte
-	Bufs  int
+	Value  []byte
+	Bufs   int
+	Origin uint64
 }
 
 // Bufs is the number of buffers of the handle: objects, then those of metas.
@@ -60,11 +65,26 @@ func (h *Handle) Bufs() int {
 // MetaOnly says that the batch has no columns.
 func (h *Handle) MetaOnly() bool { return len(h.Parts) == 0 }
 
+// Split is what a column is called, and what it is called in its objects. On the
+// wire, and in a Part, that is one text: the name, and, where a column was renamed,
+// NUL and its name in the objects.
+func Split(column string) (name, stored string) {
+	if name, stored, renamed := strings.Cut(column, "\x00"); renamed && stored != "" {
+		return name, stored
+	} else if renamed {
+		return name, name
+	}
+	return column, column
+}
+
 // Columns are the names of all columns, in order.
 func (h *Handle) Columns() []string {
 	var names []string
 	for i := range h.Parts {
-		names = append(names, h.Parts[i].Columns...)
+		for _, column := range h.Parts[i].Columns {
+			name, _ := Split(column)
+			names = append(names, name)
+		}
 	}
 	return names
 }
@@ -75,7 +95,7 @@ func (h *Handle) Select(names ...string) (Handle, error) {
 	out.Parts = nil
 	at := -1 // the part that the last column of out came from
 	for i, name := range names {
-		from := h.partOf(name)
+		from, column := h.partOf(name)
 		if from < 0 {
 			return Handle{}, h.noColumn(name)
 		}
@@ -89,21 +109,22 @@ func (h *Handle) Select(names ...string) (Handle, error) {
 			at = from
 		}
 		last := &out.Parts[len(out.Parts)-1]
-		last.Columns = append(last.Columns, name)
+		last.Columns = append(last.Columns, column)
 	}
 	return out, nil
 }
 
-// partOf is the number of the part that has a column, or -1.
-func (h *Handle) partOf(name string) int {
+// partOf is the number of the part that has a column, or -1, and the column as it
+// has it.
+func (h *Handle) partOf(name string) (part int, column string) {
 	for i := range h.Parts {
 		for _, c := range h.Parts[i].Columns {
-			if c == name {
-				return i
+			if its, _ := Split(c); its == name {
+				return i, c
 			}
 		}
 	}
-	return -1
+	return -1, ""
 }
 
 func (h *Handle) noColumn(name string) error {

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"fmt"
+	"hash/fnv"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -55,7 +56,7 @@ func expand(t testing.TB, h *Handle, bufs []string) model {
 	}
 	first := h.Objects
 	for _, meta := range h.Metas {
-		m.metas = append(m.metas, fmt.Sprint(string(meta.Value), bufs[first:first+meta.Bufs]))
+		m.metas = append(m.metas, fmt.Sprint(string(meta.Value), bufs[first:first+meta.Bufs], meta.Origin))
 		first += meta.Bufs
 	}
 	return m
@@ -119,6 +120,11 @@ func anyHandle(rng *rand.Rand, columns []string, rows int) (Handle, []string) {
 		meta := Meta{Value: []byte(fmt.Sprintf("meta%d", rng.IntN(3))), Bufs: rng.IntN(3)}
 		for range meta.Bufs {
 			bufs = append(bufs, fmt.Sprintf("shared%d", rng.IntN(3)))
+		}
+		if rng.IntN(2) == 0 { // what differs never has the same
+			of := fnv.New64()
+			fmt.Fprint(of, string(meta.Value), bufs[len(bufs)-meta.Bufs:], rng.IntN(2))
+			meta.Origin = of.Sum64()
 		}
 		h.Metas = append(h.Metas, meta)
 	}

@@ -17,11 +17,11 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // TestScripts runs testdata/*.txt: each line says what is done, the indented
 // lines below it what that gives. A handle has a name and is made by
 //
-//	let NAME COLUMN,…:PIECE+… [w=WEIGHT,…] [g=GROUP,…] [m=MULTIPLE] [meta=TEXT[@BUFFER+…]]
+//	let NAME COLUMN,…:PIECE+… [w=WEIGHT,…] [g=GROUP,…] [m=MULTIPLE] [meta=TEXT[#ORIGIN][@BUFFER+…]]
 //	slice NAME OF LO HI · take NAME OF ROW,… · blocks NAME OF SIZE BLOCK,…
 //	select NAME OF COLUMN… · empty NAME OF · concat NAME OF…
 //
-// A piece is an object and its rows: x[0:8] or x[3,1,2]. Objects that begin with
+// A column that was renamed is NAME/STORED. A piece is an object and its rows: x[0:8] or x[3,1,2]. Objects that begin with
 // "inline" are bytes, which are never the same as others. Then there are
 //
 //	shards OF N: what each shard has, and what it weighs
@@ -165,13 +165,18 @@ func show(h *named) string {
 	var out strings.Builder
 	fmt.Fprintf(&out, "%d rows in %s\n", h.Rows, strings.Join(h.bufs, " "))
 	for _, p := range h.Parts {
-		fmt.Fprintf(&out, "%s: %s\n", strings.Join(p.Columns, ","), pieces(p.Pieces, h.bufs))
+		names := strings.ReplaceAll(strings.Join(p.Columns, ","), "\x00", "/")
+		fmt.Fprintf(&out, "%s: %s\n", names, pieces(p.Pieces, h.bufs))
 	}
 	if c := h.Cut; c != nil {
 		fmt.Fprintf(&out, "weights %v groups %v multiple %d\n", c.Weights, c.Groups, c.Multiple)
 	}
 	for _, m := range h.Metas {
-		fmt.Fprintf(&out, "meta %s\n", m.Value)
+		origin := ""
+		if m.Origin != 0 {
+			origin = fmt.Sprintf(" of origin %d", m.Origin)
+		}
+		fmt.Fprintf(&out, "meta %s%s\n", m.Value, origin)
 	}
 	return out.String()
 }
@@ -207,7 +212,11 @@ func parseHandle(t *testing.T, fields []string) named {
 				c.Multiple = atoi(t, text)
 			case "meta":
 				value, names, has := strings.Cut(text, "@")
+				value, origin, of := strings.Cut(value, "#")
 				m := Meta{Value: []byte(value)}
+				if of {
+					m.Origin = uint64(atoi(t, origin))
+				}
 				if has {
 					metas = append(metas, strings.Split(names, "+")...)
 					m.Bufs = 1 + strings.Count(names, "+")
@@ -217,7 +226,7 @@ func parseHandle(t *testing.T, fields []string) named {
 			continue
 		}
 		names, text, _ := strings.Cut(field, ":")
-		part := Part{Columns: strings.Split(names, ",")}
+		part := Part{Columns: strings.Split(strings.ReplaceAll(names, "/", "\x00"), ",")}
 		h.Rows = 0
 		for word := range strings.SplitSeq(text, "+") {
 			object, rows, _ := strings.Cut(strings.TrimSuffix(word, "]"), "[")

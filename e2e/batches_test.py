@@ -97,6 +97,21 @@ def test_from_cluster_to_cluster(a: Cluster, b: Cluster, n: int, width: int) -> 
     assert np.array_equal(both["x"], np.concatenate([x[:7] * 2, x[:5] * 4]))
 
 
+def test_metrics_of_each_rank_count(a: Cluster, b: Cluster) -> None:
+    """Also of ranks that agree; those of one batch, cut and joined again, count once."""
+    sent = Batch({"x": rows(8, 2)}, {"step": 1})
+    out = a.measure(sent)
+    for again in (out, b.echo(out), b.note(out), b.echo(Batch.concat([out[:3], out[3:]]))):
+        metrics = again.meta["metrics"]
+        assert metrics["rows"] == [2, 2, 2, 2] and metrics["acc"] == [0.0, 1.0, 1.0, 1.0]
+        assert metrics["h"].tolist() == [[1, 1]] * 4 and again.meta["step"] == 1
+    odd = a.measure(sent[:7])
+    assert odd.meta["metrics"]["rows"] == [2, 2, 2, 1] and len(repr(odd)) > 0
+    assert [h.shape for h in odd.meta["metrics"]["h"]] == [(1, 2), (1, 2), (1, 2), (1, 1)]
+    both = Batch.concat([out, odd, out[:1]]).meta["metrics"]
+    assert both["rows"] == [2, 2, 2, 2, 2, 2, 2, 1]
+
+
 def test_columns_side_by_side(a: Cluster, b: Cluster) -> None:
     n = 400
     sent = Batch({"x": rows(n), "text": ["t"] * n})

@@ -57,6 +57,17 @@ class Stage(Worker):
         return rows.with_columns({"rank": np.full(len(rows), self.rank)})
 
     @register(Dispatch.DP_MP_COMPUTE)
+    def measure(self, rows: Batch) -> Batch:
+        hist = np.ones((1, len(rows)))
+        return rows.with_meta(metrics={"rows": len(rows), "acc": float(self.rank > 1), "h": hist})
+
+    @register(Dispatch.DP_MP_COMPUTE)
+    def note(self, rows: Batch) -> Batch:
+        """Looks at the meta, and says something that is no metric."""
+        rows.meta["seen"] = self.rank
+        return rows
+
+    @register(Dispatch.DP_MP_COMPUTE)
     def only_first(self, rows: Batch) -> Batch:
         return rows[:1]
 

@@ -2,6 +2,7 @@ package value
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -90,6 +91,9 @@ func NewBatch(record arrow.RecordBatch, meta map[string]any) (*Batch, error) {
 			return nil, about(err, "the meta of a batch")
 		}
 		h.Metas = []batch.Meta{{Value: m.Raw, Bufs: len(m.Bufs)}}
+		if _, has := meta[merged]; has {
+			h.Metas[0].Origin = rand.Uint64() | 1
+		}
 		for _, buf := range m.Bufs {
 			b, err := blockOf(buf, m.named)
 			if err != nil {
@@ -173,7 +177,8 @@ func (b *Batch) Select(names ...string) (*Batch, error) {
 }
 
 // Concat puts the rows of batches of the same columns one after another. Of
-// metas the first's keys win; dicts under "metrics" are merged.
+// metas the first's keys win; dicts under "metrics" are merged, those of one batch
+// that was cut once.
 func Concat(batches ...*Batch) (*Batch, error) {
 	handles := make([]batch.Handle, len(batches))
 	all := make([][]*block, len(batches))
@@ -261,7 +266,10 @@ func (b *Batch) hasMeta(m batch.Meta, its, blocks []*block) bool {
 	for _, own := range b.handle.Metas {
 		mine := blocks[at : at+own.Bufs]
 		at += own.Bufs
-		if string(own.Value) == string(m.Value) && slices.EqualFunc(mine, its, func(a, b *block) bool { return a.same() == b.same() }) {
+		if own.Origin != m.Origin || string(own.Value) != string(m.Value) {
+			continue
+		}
+		if m.Origin != 0 || slices.EqualFunc(mine, its, func(a, b *block) bool { return a.same() == b.same() }) {
 			return true
 		}
 	}
@@ -288,11 +296,12 @@ func (b *Batch) Record() (arrow.RecordBatch, error) {
 	defer func() { column.Release(columns) }()
 	for i := range b.handle.Parts {
 		part := &b.handle.Parts[i]
-		for _, name := range part.Columns {
-			c, err := gather(name, part.Pieces, contents)
+		for _, its := range part.Columns {
+			c, err := gather(its, part.Pieces, contents)
 			if err != nil {
 				return nil, err
 			}
+			c.Name, _ = batch.Split(its)
 			columns = append(columns, c)
 		}
 	}
@@ -317,16 +326,17 @@ func (b *Batch) Column(name string) (arrow.Array, error) {
 	return a, nil
 }
 
-// gather is a column of rows of several blocks.
-func gather(name string, pieces []batch.Piece, contents []given) (column.Column, error) {
+// gather is a column of rows of several blocks, called as it is there.
+func gather(its string, pieces []batch.Piece, contents []given) (column.Column, error) {
 	var some []column.Piece
+	_, stored := batch.Split(its)
 	for i, p := range pieces {
 		if p.Len() == 0 && (len(some) > 0 || i < len(pieces)-1) {
 			continue // its type matters only where there are no rows at all
 		}
-		c := contents[p.Buf].column(name)
+		c := contents[p.Buf].column(stored)
 		if c == nil {
-			return column.Column{}, spec.Errorf(spec.CodeProtocol, "a batch names the column '%s' of an object that has none of that name", name)
+			return column.Column{}, spec.Errorf(spec.CodeProtocol, "a batch names the column '%s' of an object that has none of that name", stored)
 		}
 		some = append(some, column.Piece{Column: c, From: p.From, To: p.To, Rows: p.Rows})
 	}

@@ -22,12 +22,17 @@ func (b *Batch) Meta() (map[string]any, error) {
 	defer releaseBlocks(blocks)
 	var all []map[string]any
 	at := b.handle.Objects
+	counted := map[uint64]bool{}
 	for _, m := range b.handle.Metas {
 		one, err := decodeMeta(m.Value, blocks[at:at+m.Bufs])
 		if err != nil {
 			return nil, about(err, "the meta of a batch")
 		}
 		at += m.Bufs
+		if m.Origin != 0 && counted[m.Origin] {
+			delete(one, merged) // the same metrics, beside other things
+		}
+		counted[m.Origin] = true
 		all = append(all, one)
 	}
 	return mergeMetas(all), nil

@@ -3,6 +3,8 @@ package value
 import (
 	"reflect"
 	"testing"
+
+	"github.com/muster-rl/muster/object/objecttest"
 )
 
 func TestMetasAreMerged(t *testing.T) {
@@ -42,5 +44,39 @@ func TestMetasAreMerged(t *testing.T) {
 	}
 	if got, err := c.Meta(); got != nil || err != nil {
 		t.Error(got, err)
+	}
+}
+
+// TestMetricsOfEachPart: parts that agree count each, one that was cut once.
+func TestMetricsOfEachPart(t *testing.T) {
+	with := func(acc float64) *Batch {
+		return sampleBatch(t, 0, 4, 1, map[string]any{"step": 1, "metrics": map[string]any{"acc": acc, "grad": ArrayOf([]float32{1})}})
+	}
+	r := objecttest.New(t)
+	exchanged := func(b *Batch) *Batch {
+		back, m := passed[*Batch](t, r, b)
+		m.Release()
+		return back
+	}
+	a, b := with(1), with(1)
+	for _, c := range []struct {
+		parts []*Batch
+		want  any
+	}{
+		{[]*Batch{a, b}, []any{1.0, 1.0}},
+		{[]*Batch{a, b, with(0), with(1)}, []any{1.0, 1.0, 0.0, 1.0}},
+		{[]*Batch{a.Slice(2, 4), a.Slice(0, 2), a}, 1.0},
+		{[]*Batch{a.Slice(2, 4), b, a.Slice(0, 2)}, []any{1.0, 1.0}},
+		{[]*Batch{exchanged(a.Slice(0, 2)), exchanged(a.Slice(2, 4))}, 1.0},
+	} {
+		all, err := Concat(c.parts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, one := range []*Batch{all, exchanged(all)} {
+			if got, err := one.Meta(); err != nil || got["step"] != int64(1) || !reflect.DeepEqual(got["metrics"].(map[string]any)["acc"], c.want) {
+				t.Errorf("%v, %v, not %v", got, err, c.want)
+			}
+		}
 	}
 }

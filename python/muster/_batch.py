@@ -38,12 +38,23 @@ class Batch:
     shared memory once, and later sends and reads use that.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_came", "_cut", "_metas", "_one", "_parts", "_rows")
+    __slots__ = (
+        "__weakref__",
+        "_cache",
+        "_came",
+        "_cut",
+        "_look",
+        "_metas",
+        "_one",
+        "_parts",
+        "_rows",
+    )
 
     _parts: list[Part] | None  # None: released
     #: What it is, if it is so simple; parts are then made when needed.
     _one: tuple[_legs.Range, _objects.Stored] | None
     _came: tuple[bytes, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
+    _look: _metas.Look | None  # what somebody got of its metas, and may have changed since
 
     def __init__(
         self, columns: Mapping[str, Any] | None = None, meta: Mapping[Any, Any] | None = None
@@ -55,9 +66,9 @@ class Batch:
             piece = Piece(Block(given, None), range(self._rows))
             self._parts.append(Part({name: name for name in given}, [piece]))
         self._cut: Cut | None = None
-        self._metas: list[_metas.Meta] = [dict(meta)] if meta else []
+        self._metas: list[_metas.Meta] = [_metas.Meta(meta)] if meta else []
         self._cache: dict[str, Any] = {}
-        self._came = self._one = None
+        self._came = self._one = self._look = None
 
     @classmethod
     def _of(
@@ -65,9 +76,8 @@ class Batch:
     ) -> Batch:
         made = cls.__new__(cls)
         made._rows, made._parts, made._cut, made._cache = rows, parts, cut, {}
-        made._came = made._one = None
-        # A dict that someone may hold and change stays its batch's own.
-        made._metas = [dict(meta) if isinstance(meta, dict) else meta for meta in metas]
+        made._came = made._one = made._look = None
+        made._metas = list(metas)
         return made
 
     def _like(self, parts: list[Part], rows: int | None = None, cut: Any = ...) -> Batch:
@@ -75,7 +85,7 @@ class Batch:
             self._rows if rows is None else rows,
             parts,
             self._cut if cut is ... else cut,
-            self._metas,
+            self._told(),
         )
 
     def _live(self) -> list[Part]:
@@ -104,13 +114,15 @@ class Batch:
     def meta(self) -> dict[Any, Any]:
         """What the batch carries beside its rows. Changes to it go along when it is sent."""
         self._live()
-        metas = self._metas
-        if len(metas) != 1 or not isinstance(metas[0], dict):
-            self._metas = metas = [_metas.merged(metas) if metas else {}]
-            self._came = None
-        found = metas[0]
-        assert isinstance(found, dict)
-        return found
+        if self._look is None:
+            self._look, self._came = _metas.Look(self._metas), None
+        return self._look.values
+
+    def _told(self) -> list[_metas.Meta]:
+        """Its metas as they are now."""
+        if self._look is not None:
+            self._metas = self._look.metas()
+        return self._metas
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +151,8 @@ class Batch:
         if shown:
             text += ": " + ", ".join(shown)
         try:
-            keys = ", ".join(map(str, _metas.merged(self._metas))) if self._metas else ""
+            metas = self._told()
+            keys = ", ".join(map(str, _metas.merged(metas))) if metas else ""
         except MusterError:
             keys = "?"
         return f"Batch({text}{'; meta: ' * bool(keys)}{keys})"
@@ -265,7 +278,7 @@ class Batch:
         rows = sum(map(len, some))
         cuts = [batch._cut for batch in some if batch._rows]
         parts = _parts.concat([batch._live() for batch in some])
-        metas = _metas.distinct(meta for batch in given for meta in batch._metas)
+        metas = _metas.distinct(meta for batch in given for meta in batch._told())
         return cls._of(rows, parts, _rows.join_cuts(cuts), metas)
 
     # --- other columns -------------------------------------------------------------------
@@ -321,14 +334,14 @@ class Batch:
                 "the same: drop or rename them in one"
             )
         more = _parts.select(its, [name for name in other.columns if name not in self])
-        metas = _metas.distinct([*self._metas, *other._metas])
+        metas = _metas.distinct([*self._told(), *other._told()])
         cut = self._cut if mine else other._cut
         return Batch._of(len(self) if mine else len(other), [*mine, *more], cut, metas)
 
     def with_meta(self, **meta: Any) -> Batch:
         """The same rows with these entries in its meta."""
         made = self._like(self._live())
-        made._metas = [{**self.meta, **meta}]
+        made._metas = _metas.changed(made._metas, meta)
         return made
 
     # --- how it is cut -------------------------------------------------------------------
@@ -446,7 +459,7 @@ class Batch:
         """Give up what the batch holds, now. Arrays that were read from it stay good; the
         batch itself cannot be used any more."""
         self._parts, self._cache, self._metas, self._cut = None, {}, [], None
-        self._came = self._one = None
+        self._came = self._one = self._look = None
 
     def __enter__(self) -> Batch:
         self._live()
@@ -470,10 +483,10 @@ class Batch:
                     numbers[id(block)] = len(numbers)
                     bufs.append(block.source.buffer())
         metas = []
-        for meta in _metas.distinct(self._metas):
-            value, its = _metas.encode(meta, pickle)
+        for meta in _metas.distinct(self._told()):
+            value, its = meta.encoded(pickle)
             bufs += its
-            metas.append((value, len(its)))
+            metas.append((value, len(its), meta.origin))
         named = [(_wire_names(part.columns), part.pieces) for part in parts]
         handle = Handle(self._rows, named, self._cut, metas)
         return _rows.pack(handle, lambda block: numbers[id(block)])
@@ -498,10 +511,11 @@ class Batch:
                 made = Batch.__new__(Batch)  # as in _of
                 made._rows, made._parts, made._cut, made._cache = one[2] - one[1], [], None, {}
                 made._metas, made._one, made._came = [], (one, bufs[0]), (payload, bufs)
+                made._look = None
                 return made
         rows, named, cut, told = _rows.unpack(payload, len(bufs))
         objects = len(bufs)
-        for _, n in told:
+        for _, n, _ in told:
             objects -= n
         blocks = [Block(None, _objects.from_buffer(buf)) for buf in bufs[:objects]]
         parts = []
@@ -509,8 +523,8 @@ class Batch:
             its = [_new(Piece, (blocks[block], some)) for block, some in pieces]
             parts.append(_new(Part, (_from_wire(names), its)))
         metas: list[_metas.Meta] = []
-        for value, n in told:
-            metas.append(_metas.Encoded(value, tuple(bufs[objects : objects + n])))
+        for value, n, origin in told:
+            metas.append(_metas.Meta.came(value, tuple(bufs[objects : objects + n]), origin))
             objects += n
         made = Batch._of(rows, parts, cut, metas)
         if _wire.Reference not in map(type, bufs):
@@ -523,7 +537,8 @@ class Batch:
         content: Any = self._content()
         data: Any = pickle.PickleBuffer(content) if protocol >= 5 else content.tobytes()
         cut = None if self._cut is None else tuple(self._cut)
-        return _unpickled, (data if self.columns else None, self._rows, cut, self.meta)
+        metas = [(meta.decoded(), meta.origin) for meta in self._told()]
+        return _unpickled, (data if self.columns else None, self._rows, cut, metas)
 
     def _content(self) -> np.ndarray[Any, Any]:
         """All of its rows as one object in memory of this process."""
@@ -538,13 +553,14 @@ class Batch:
         return self._like(list(self._live()))
 
 
-def _unpickled(data: Any, rows: int, cut: Any, meta: dict[Any, Any]) -> Batch:
+def _unpickled(data: Any, rows: int, cut: Any, metas: list[tuple[dict[Any, Any], int]]) -> Batch:
     parts = []
     if data is not None:
         block = Block(None, _objects.Inline(data))
         names = {name: name for name in block.names()}
         parts.append(Part(names, [Piece(block, range(rows))]))
-    return Batch._of(rows, parts, None if cut is None else Cut(*cut), [meta] if meta else [])
+    told = [_metas.Meta(values, origin) for values, origin in metas]
+    return Batch._of(rows, parts, None if cut is None else Cut(*cut), told)
 
 
 def _wire_names(columns: Mapping[str, str]) -> list[str]:

@@ -6,9 +6,10 @@ passing a batch on costs nothing for it. This module does no I/O.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
@@ -17,49 +18,92 @@ from . import _records, _values
 MERGED = "metrics"  # the key whose dicts merge by sub-key
 
 
-class Encoded(NamedTuple):
-    """A meta as it came: a value, and the buffers that it names."""
+class Meta:
+    """One meta: a dict, or a value as it came, which stays encoded. Nobody changes it.
 
+    Metrics are told apart by who made them, not by what they are: ranks that agree
+    count each. ``origin`` is a number that whoever made them gave them, and that goes
+    along for as long as they stay as they are; 0 where there are none.
+    """
+
+    __slots__ = ("bufs", "origin", "value", "values")
+
+    values: dict[Any, Any] | None  # None: it is encoded
     value: bytes
     bufs: tuple[Any, ...]
 
+    def __init__(self, values: Mapping[Any, Any], origin: int | None = None) -> None:
+        self.values, self.value, self.bufs = _own(values), b"", ()
+        if origin is None:
+            origin = new_origin() if MERGED in values else 0
+        self.origin = origin
 
-Meta = dict[Any, Any] | Encoded
+    @classmethod
+    def came(cls, value: bytes, bufs: tuple[Any, ...], origin: int) -> Meta:
+        """One that came, with the buffers that its value names."""
+        made = cls.__new__(cls)
+        made.values, made.value, made.bufs, made.origin = None, value, bufs, origin
+        return made
+
+    def decoded(self) -> dict[Any, Any]:
+        """A dict of the caller's own."""
+        if self.values is not None:
+            return _own(self.values)
+        found: dict[Any, Any] = _values.decode(self.value, self.bufs)
+        return found
+
+    def encoded(self, pickle: str) -> tuple[bytes, Sequence[Any]]:
+        """Its value as it goes over the wire, and the buffers of that."""
+        if self.values is None:
+            return self.value, self.bufs
+        bufs: list[Any] = []
+        return _values.encode(self.values, bufs, pickle), bufs
+
+    def same(self, other: Meta) -> bool:
+        """Whether one of both is enough."""
+        if self is other:
+            return True
+        if self.origin != other.origin:
+            return False
+        if self.values is None or other.values is None:
+            if self.values is not other.values or self.value != other.value:
+                return False
+            # What has changed has another origin.
+            return bool(self.origin) or (
+                len(self.bufs) == len(other.bufs) and all(map(_same_buffer, self.bufs, other.bufs))
+            )
+        try:
+            return self.values.keys() == other.values.keys() and all(
+                bool(value == other.values[key]) for key, value in self.values.items()
+            )
+        except Exception:  # arrays have no one answer
+            return False
+
+
+def _own(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """A copy, with metrics of its own: others may add to theirs."""
+    own = dict(values)
+    if type(own.get(MERGED)) is dict:
+        own[MERGED] = dict(own[MERGED])
+    return own
+
+
+def new_origin() -> int:
+    """A number that no other has; not by `random`, whose state forked workers share."""
+    return int.from_bytes(os.urandom(8), "little") | 1
 
 
 def distinct(metas: Iterable[Meta]) -> list[Meta]:
-    """Those that differ, in order; an empty one says nothing."""
+    """Those that differ, in order."""
     found: list[Meta] = []
     for meta in metas:
-        if meta != {} and not any(_equal(meta, other) for other in found):
+        if not any(meta.same(other) for other in found):
             found.append(meta)
     return found
 
 
-def _equal(a: Meta, b: Meta) -> bool:
-    if a is b:
-        return True
-    if isinstance(a, Encoded) and isinstance(b, Encoded):
-        same = len(a.bufs) == len(b.bufs) and all(map(_same_buffer, a.bufs, b.bufs))
-        return same and a.value == b.value
-    if isinstance(a, dict) and isinstance(b, dict):
-        try:
-            return a.keys() == b.keys() and all(bool(a[key] == b[key]) for key in a)
-        except Exception:  # arrays have no one answer
-            return False
-    return False
-
-
 def _same_buffer(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, tuple) and isinstance(b, tuple) and a == b)  # references
-
-
-def encode(meta: Meta, pickle: str) -> Encoded:
-    """The meta as it goes over the wire."""
-    if isinstance(meta, Encoded):
-        return meta
-    bufs: list[Any] = []
-    return Encoded(_values.encode(meta, bufs, pickle), tuple(bufs))
 
 
 #: The first key of a meta whose batch is an object of another class; under it the class's
@@ -74,7 +118,7 @@ def adopted(batch: Any, meta: Meta) -> Any:
     A class that travels as a batch has ``__muster_batch__``, which makes one of an object,
     and ``__from_muster_batch__``, a class method that makes an object of one.
     """
-    if not isinstance(meta, Encoded) or not meta.value:
+    if not meta.value:
         return batch
     first = {0xDE: 3, 0xDF: 5}.get(meta.value[0], 1)  # behind the head of the map
     if not meta.value.startswith(_CLASS_KEY, first):
@@ -85,24 +129,79 @@ def adopted(batch: Any, meta: Meta) -> Any:
     return _records.find(module, name).__from_muster_batch__(batch)
 
 
-def decoded(metas: Sequence[Meta]) -> list[dict[Any, Any]]:
-    """Each as a dict of its own."""
-    return [_values.decode(m.value, m.bufs) if isinstance(m, Encoded) else dict(m) for m in metas]
+class Look:
+    """The dict that was made of the metas of a batch for somebody, who may change it."""
+
+    __slots__ = ("metrics", "seen", "values")
+
+    def __init__(self, metas: Sequence[Meta]) -> None:
+        dicts = [meta.decoded() for meta in metas]
+        #: The metrics of each part, and their origins.
+        self.metrics = _parts_of(metas, dicts)
+        self.values = _merged(dicts, [metrics for metrics, _ in self.metrics])
+        self.seen = _content(self.values)
+
+    def metas(self) -> list[Meta]:
+        """What the metas of the batch are now. Metrics that were only looked at are those
+        of the same parts; others are new."""
+        content = _content(self.values)
+        if content != self.seen:
+            self.seen = content
+            self.metrics = []
+            if MERGED in self.values:
+                self.metrics.append((self.values[MERGED], new_origin()))
+        if len(self.metrics) <= 1:
+            origin = self.metrics[0][1] if self.metrics else 0
+            return [Meta(self.values, origin)] if self.values else []
+        rest = {key: value for key, value in self.values.items() if key != MERGED}
+        parts = [Meta({MERGED: metrics}, origin) for metrics, origin in self.metrics]
+        return [Meta(rest), *parts] if rest else parts
+
+
+def changed(metas: Sequence[Meta], entries: Mapping[Any, Any]) -> list[Meta]:
+    """The metas of a batch with other entries."""
+    look = Look(metas)
+    look.values.update(entries)
+    if MERGED in entries:
+        look.seen = None  # new, even where they are equal
+    return look.metas()
+
+
+def _content(values: Mapping[Any, Any]) -> Any:
+    """What the metrics are, to be compared."""
+    if MERGED not in values:
+        return ()
+    metrics = values[MERGED]
+    bufs: list[Any] = []
+    try:
+        return _values.encode(metrics, bufs), [bytes(memoryview(buf)) for buf in bufs]
+    except Exception:  # what cannot be sent as bytes: whether they are the same objects
+        return [id(metrics), *map(id, metrics.values() if isinstance(metrics, dict) else ())]
+
+
+def _parts_of(metas: Sequence[Meta], dicts: Sequence[Mapping[Any, Any]]) -> list[tuple[Any, int]]:
+    """The metrics of each part, once, and their origins."""
+    found: list[tuple[Any, int]] = []
+    for meta, values in zip(metas, dicts, strict=True):
+        known = meta.origin and any(meta.origin == origin for _, origin in found)
+        if MERGED in values and not known:
+            found.append((values[MERGED], meta.origin))
+    return found
 
 
 def merged(metas: Sequence[Meta]) -> dict[Any, Any]:
     """One dict of several: the first's keys win, later ones add what it lacks, and the
     dicts under "metrics" merge by sub-key."""
-    dicts = decoded(metas)
-    if len(dicts) == 1:
-        return dicts[0]
+    return Look(metas).values
+
+
+def _merged(dicts: Sequence[dict[Any, Any]], metrics: list[Any]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for one in dicts:
         for key, value in one.items():
             found.setdefault(key, value)
-    several = [one[MERGED] for one in dicts if MERGED in one]
-    if len(several) > 1:
-        found[MERGED] = _merged_metrics(several)
+    if len(metrics) > 1:
+        found[MERGED] = _merged_metrics(metrics)
     return found
 
 
@@ -121,7 +220,10 @@ def _together(values: list[Any]) -> Any:
         module: Any = sys.modules.get(name)
         kind = getattr(module, "ndarray" if name == "numpy" else "Tensor", None)
         if kind is not None and all(isinstance(v, kind) and v.ndim for v in values):
-            return getattr(module, join)(values)
+            try:
+                return getattr(module, join)(values)
+            except Exception:  # of shapes or types that do not fit together
+                return values
     if all(isinstance(value, list) for value in values):
         return [item for value in values for item in value]
     return values

@@ -234,7 +234,8 @@ class Handle(NamedTuple):
     rows: int
     parts: list[tuple[list[str], list[Piece]]]
     cut: Cut | None
-    metas: list[tuple[bytes, int]]  # an encoded value, and how many buffers it has
+    #: An encoded value, how many buffers it has, and the origin of its metrics.
+    metas: list[tuple[bytes, int, int]]
 
 
 def pack(handle: Handle, number: Callable[[Any], int] = int) -> bytes:
@@ -257,7 +258,8 @@ def pack(handle: Handle, number: Callable[[Any], int] = int) -> bytes:
             multiple,
         ]
     data: bytes = msgpack.packb(
-        [handle.rows, parts, cut, handle.metas], unicode_errors="surrogatepass"
+        [handle.rows, parts, cut, [meta if meta[2] else meta[:2] for meta in handle.metas]],
+        unicode_errors="surrogatepass",
     )
     return data
 
@@ -270,20 +272,21 @@ def unpack(payload: Any, nbufs: int) -> Handle:
             _number(rows, MAX_ROWS),
             [([_name(name) for name in names], [_piece(p) for p in ps]) for names, ps in parts],
             None if cut is None else _cut(*cut),
-            [(bytes(value), _number(bufs, nbufs)) for value, bufs in metas],
+            [_meta(nbufs, *meta) for meta in metas],
         )
     except Exception as error:
         raise _malformed(f"{type(error).__name__}: {error}") from None
-    objects = nbufs - sum(bufs for _, bufs in handle.metas)
+    objects = nbufs - sum(bufs for _, bufs, _ in handle.metas)
     if objects < 0:
         raise _malformed(f"its metas need {nbufs - objects} buffers of {nbufs}")
     seen: set[str] = set()
     for names, pieces in handle.parts:
         if not names or not pieces:
             raise _malformed("a part without columns or without pieces")
-        if not seen.isdisjoint(names) or len(set(names)) < len(names):
+        shown = {name.partition("\0")[0] for name in names}
+        if not seen.isdisjoint(shown) or len(shown) < len(names):
             raise _malformed(f"a column is there twice: {names}")
-        seen.update(names)
+        seen.update(shown)
         if count(pieces) != rows:
             raise _malformed(f"columns {names} have {count(pieces)} rows instead of {rows}")
         if any(piece.block >= objects for piece in pieces):
@@ -293,6 +296,15 @@ def unpack(payload: Any, nbufs: int) -> Handle:
         if per_row is not None and len(per_row) != rows:
             raise _malformed(f"there are {label} for {len(per_row)} rows of {rows}")
     return handle
+
+
+def _meta(nbufs: int, value: Any, bufs: Any, *origin: Any) -> tuple[bytes, int, int]:
+    if not origin:
+        return bytes(value), _number(bufs, nbufs), 0
+    (number,) = origin
+    if _number(number, 2**64 - 1) == 0:
+        raise ValueError("the origin of a meta is 0")
+    return bytes(value), _number(bufs, nbufs), number
 
 
 def _malformed(why: str) -> ProtocolError:

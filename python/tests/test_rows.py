@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from muster import _metas, _rows
-from muster._batch import Batch
+from muster._batch import Batch, _from_wire
 from muster._errors import ProtocolError
 from muster._parts import Part
 from muster._rows import Cut, Piece
@@ -38,13 +38,14 @@ def loaded(vector: dict[str, Any], blocks: dict[str, Named]) -> Batch:
     handle = _rows.unpack(bytes.fromhex(vector["payload"]), len(vector["buffers"]))
     made = [blocks.setdefault(name, Named(name)) for name in vector["buffers"]]
     parts = [
-        Part({name: name for name in names}, [Piece(made[p.block], p.rows) for p in pieces])
+        Part(_from_wire(names), [Piece(made[p.block], p.rows) for p in pieces])
         for names, pieces in handle.parts
     ]
-    at = len(made) - sum(n for _, n in handle.metas)
+    at = len(made) - sum(n for _, n, _ in handle.metas)
     metas = []
-    for value, n in handle.metas:
-        metas.append(_metas.Encoded(value, tuple(block.name for block in made[at : at + n])))
+    for value, n, origin in handle.metas:
+        names = tuple(block.name for block in made[at : at + n])
+        metas.append(_metas.Meta.came(value, names, origin))
         at += n
     return Batch._of(handle.rows, parts, handle.cut, metas)
 
@@ -60,7 +61,8 @@ def test_golden_handles(vector: dict[str, Any]) -> None:
     blocks: dict[str, Named] = {}
     batch = loaded(vector, blocks)
     assert len(batch) == vector["handle"]["rows"]
-    assert batch.columns == [n for part in vector["handle"]["parts"] for n in part["columns"]]
+    named = [name for part in vector["handle"]["parts"] for name in part["columns"]]
+    assert batch.columns == [name.partition("\0")[0] for name in named]
     assert written(batch) == (vector["payload"], vector["buffers"])
     for made in vector.get("makes", ()):
         if "slice" in made:
@@ -139,9 +141,9 @@ def test_long_handles_take_few_steps() -> None:
 
 def test_a_handle_keeps_its_cut() -> None:
     cut = Cut(np.array([1.5, 2.0]), np.array([7, 7], np.uint32), 2)
-    payload = _rows.pack(_rows.Handle(2, [], cut, [(b"\x80", 0)]))
+    payload = _rows.pack(_rows.Handle(2, [], cut, [(b"\x80", 0, 0), (b"\x80", 0, 2**64 - 1)]))
     back = _rows.unpack(payload, 0)
-    assert back.cut is not None and back.metas == [(b"\x80", 0)]
+    assert back.cut is not None and back.metas == [(b"\x80", 0, 0), (b"\x80", 0, 2**64 - 1)]
     assert back.cut.weights is not None and back.cut.weights.tolist() == [1.5, 2.0]
     assert back.cut.groups is not None and back.cut.groups.tolist() == [7, 7]
     assert back.cut.multiple == 2

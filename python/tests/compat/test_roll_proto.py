@@ -345,11 +345,9 @@ def test_what_was_not_looked_at_goes_as_it_came() -> None:
 def test_joined_as_the_head_joins() -> None:
     """Metas of several ranks merge as concat's do, also where they are equal."""
     made = []
-    for rank in range(3):
-        batch = metrics(2, acc=0.5).__muster_batch__()
-        meta = dict(batch._metas[0])  # type: ignore[arg-type]
-        meta["muster.class"] = [meta["muster.class"][0], rank]
-        made.append(Batch._of(len(batch), batch._live(), None, [meta]))
+    data = metrics(2, acc=0.5)
+    for _ in range(3):
+        made.append(data.__muster_batch__())
     one = sent(Batch.concat(made))
     assert isinstance(one, DataProto) and len(one) == 6
     assert one.meta_info == {"metrics": {"acc": [0.5, 0.5, 0.5]}, "seed": 2}

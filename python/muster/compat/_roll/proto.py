@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import _adapters, _metas, _worker
+from ... import _adapters, _metas
 from ..._batch import Batch
 from . import tensors
 from .merging import custom_np_concatenate, merged_meta, unite
@@ -49,12 +49,10 @@ class DataProto:
         batch = Batch.from_dataproto(self) if self._frozen is None else self._frozen
         if len(self) and not batch.columns:
             batch = Batch({_ROWS: np.zeros(len(self), np.bool_)})
-        identity = _worker._identity
-        # Metas that are equal count once where results are joined; by the rank they never are.
-        rank = -1 if identity is None else identity.rank
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
-        marked = {_metas.CLASS: [kind, rank], **self.meta_info}
-        return Batch._of(len(batch), batch._live(), None, [marked])
+        # What is sent is a part of its own: as in concat, the metas of all ranks count.
+        meta = _metas.Meta({_metas.CLASS: kind, **self.meta_info}, _metas.new_origin())
+        return Batch._of(len(batch), batch._live(), None, [meta])
 
     @classmethod
     def __from_muster_batch__(cls, batch: Batch) -> DataProto:
@@ -131,7 +129,7 @@ class DataProto:
         """What goes along with the rows."""
         if self._meta is None:
             assert self._frozen is not None
-            told = _metas.decoded(self._frozen._metas)
+            told = [meta.decoded() for meta in self._frozen._told()]
             for one in told:
                 one.pop(_metas.CLASS, None)
             self._meta = merged_meta(told) if told else {}
