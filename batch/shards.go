@@ -61,7 +61,7 @@ func (c *Cut) Shards(rows, n int) (Shards, error) {
 	}
 	var shardOf []int32
 	if c.Weights != nil {
-		shardOf = difference(weights, n)
+		shardOf = balance(weights, n)
 	} else {
 		shardOf = largestFirst(weights, n)
 	}
