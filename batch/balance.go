@@ -6,6 +6,74 @@ import (
 	"slices"
 )
 
+// balance puts weights into n shards that weigh the same, and returns the shard of
+// each. Differencing is best and takes longest, so of very many weights it gets only
+// the heaviest, 40 for each shard at least. All others go onto the lightest shard
+// each: the next 1,000 for each shard, heaviest first, then the rest as they come. Of
+// the rest none weighs much more than a 1,000th of a shard, so by them no shard comes
+// to lie further than that above the mean.
+func balance(weights []float64, n int) []int32 {
+	least := max(4096, 40*n)
+	if len(weights) <= least {
+		return difference(weights, n)
+	}
+	some := heaviest(weights, min(max(4096, 1024*n), len(weights)))
+	order := heaviestFirst(pickWeights(weights, some))
+	for i, at := range order {
+		order[i] = some[at]
+	}
+	loads := make([]load, n)
+	for i := range loads {
+		loads[i].shard = int32(i)
+	}
+	shardOf := make([]int32, len(weights))
+	for i := range shardOf {
+		shardOf[i] = -1
+	}
+	for i, shard := range difference(pickWeights(weights, order[:least]), n) {
+		shardOf[order[i]] = shard
+		loads[shard].sum += weights[order[i]]
+	}
+	slices.SortFunc(loads, func(a, b load) int {
+		return cmp.Or(cmp.Compare(a.sum, b.sum), cmp.Compare(a.shard, b.shard))
+	})
+	for _, at := range order[least:] {
+		shardOf[at] = put(loads, weights[at])
+	}
+	for at, shard := range shardOf {
+		if shard < 0 {
+			shardOf[at] = put(loads, weights[at])
+		}
+	}
+	return shardOf
+}
+
+// heaviest is the numbers of n weights, rising: none that is left out weighs more than
+// 17/16 of one of them.
+func heaviest(weights []float64, n int) []int32 {
+	const shift = 52 - 4 // the exponent and 4 bits are enough
+	counts := make([]int32, 1<<(63-shift))
+	for _, w := range weights {
+		counts[math.Float64bits(w)>>shift]++
+	}
+	class, above := len(counts)-1, 0 // the class that is not taken whole, and how many are above it
+	for ; class > 0 && above+int(counts[class]) <= n; class-- {
+		above += int(counts[class])
+	}
+	out := make([]int32, 0, n)
+	left := n - above
+	for at, w := range weights {
+		switch its := int(math.Float64bits(w) >> shift); {
+		case its > class:
+			out = append(out, int32(at))
+		case its == class && left > 0:
+			out = append(out, int32(at))
+			left--
+		}
+	}
+	return out
+}
+
 // difference puts weights into n shards by the largest differencing method of
 // Karmarkar and Karp: of the partial cuts that differ most within themselves, two
 // are laid over each other, the heavy shards of one on the light ones of the
@@ -154,23 +222,33 @@ func heaviestFirst(weights []float64) []int32 {
 // largestFirst puts each weight onto the shard that is lightest so far, the
 // largest weight first. It returns the shard of each.
 func largestFirst(weights []float64, n int) []int32 {
-	type shard struct {
-		sum    float64
-		number int32
-	}
-	lighter := func(a, b *shard) bool { return a.sum < b.sum || a.sum == b.sum && a.number < b.number }
-	shards := make([]shard, n) // equal sums in order of numbers: a heap
-	for i := range shards {
-		shards[i].number = int32(i)
+	loads := make([]load, n) // equal sums in order of numbers: a heap
+	for i := range loads {
+		loads[i].shard = int32(i)
 	}
 	shardOf := make([]int32, len(weights))
 	for _, at := range heaviestFirst(weights) {
-		shardOf[at] = shards[0].number
-		shards[0].sum += weights[at]
-		sink(shards, 0, lighter)
+		shardOf[at] = put(loads, weights[at])
 	}
 	return shardOf
 }
+
+// load is what a shard weighs so far.
+type load struct {
+	sum   float64
+	shard int32
+}
+
+// put puts a weight onto the lightest shard, and says which that is. loads is a heap,
+// lightest first.
+func put(loads []load, weight float64) int32 {
+	shard := loads[0].shard
+	loads[0].sum += weight
+	sink(loads, 0, lighter)
+	return shard
+}
+
+func lighter(a, b *load) bool { return a.sum < b.sum || a.sum == b.sum && a.shard < b.shard }
 
 // exchange makes shards more even that are not: the heaviest gives a weight to
 // another or changes one for a lighter one of it, for as long as that helps.

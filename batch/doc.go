@@ -18,7 +18,9 @@
 //
 //	groups    rows of one group stay together
 //	multiple  so do blocks of that many rows; the last may be short
-//	weights   shards weigh the same: largest differencing, then exchanges
+//	weights   shards weigh the same: largest differencing (of very many rows, of
+//	          the heaviest), then exchanges; rows that weigh nothing are dealt by
+//	          number
 //	nothing   shards have as many rows, consecutive, larger ones first
 //
 // Rows keep the caller's order within a shard, and Restore gives it back to what

@@ -54,13 +54,21 @@ func (c *Cut) Shards(rows, n int) (Shards, error) {
 	if a.consecutive && (a.equal() || len(a.weights) <= n) {
 		return a.ranges(rows, n), nil
 	}
+	heavy, light := a.split()
+	weights := a.weights
+	if len(light) > 0 {
+		weights = pickWeights(a.weights, heavy)
+	}
 	var shardOf []int32
 	if c.Weights != nil {
-		shardOf = difference(a.weights, n)
+		shardOf = balance(weights, n)
 	} else {
-		shardOf = largestFirst(a.weights, n)
+		shardOf = largestFirst(weights, n)
 	}
-	exchange(a.weights, shardOf, n)
+	exchange(weights, shardOf, n)
+	if len(light) > 0 {
+		shardOf = a.deal(shardOf, heavy, light, n)
+	}
 	return a.shards(rows, n, shardOf), nil
 }
 
@@ -137,6 +145,60 @@ func (a *atoms) weigh(rows int, weights []float64) {
 		}
 		a.weights[a.at(row)] += w
 	}
+}
+
+// split tells the atoms that weigh something from those that weigh nothing. Where
+// there are none of these, both are nil.
+func (a *atoms) split() (heavy, light []int32) {
+	for at, w := range a.weights {
+		if w == 0 {
+			light = append(light, int32(at))
+		}
+	}
+	if len(light) == 0 {
+		return nil, nil
+	}
+	heavy = make([]int32, 0, len(a.weights)-len(light))
+	for at, w := range a.weights {
+		if w != 0 {
+			heavy = append(heavy, int32(at))
+		}
+	}
+	return heavy, light
+}
+
+func pickWeights(weights []float64, some []int32) []float64 {
+	out := make([]float64, len(some))
+	for i, at := range some {
+		out[i] = weights[at]
+	}
+	return out
+}
+
+// deal gives the atoms that weigh nothing to shards, as many rows to each: what
+// weighs nothing may still take time. shardOf is the shards of the heavy ones.
+func (a *atoms) deal(shardOf, heavy, light []int32, n int) []int32 {
+	out := make([]int32, len(a.weights))
+	for i, at := range heavy {
+		out[at] = shardOf[i]
+	}
+	if a.of == nil { // of one size: neighbours stay together
+		for shard := range n {
+			from, to := Even(len(light), n, shard)
+			for _, at := range light[from:to] {
+				out[at] = int32(shard)
+			}
+		}
+		return out
+	}
+	sizes := make([]float64, len(light))
+	for i, at := range light {
+		sizes[i] = float64(a.sizes[at])
+	}
+	for i, shard := range largestFirst(sizes, n) {
+		out[light[i]] = shard
+	}
+	return out
 }
 
 // at is the atom of a row.

@@ -232,6 +232,68 @@ func TestBalance(t *testing.T) {
 	t.Logf("the largest shard was at most %.3f%% over", 100*worst)
 }
 
+// TestWhatWeighsNothing: rows of weight 0 are dealt by number, and change nothing
+// of how the others are balanced.
+func TestWhatWeighsNothing(t *testing.T) {
+	for seed := range uint64(500) {
+		rng := rand.New(rand.NewPCG(seed, 12))
+		n := 2 + rng.IntN(20)
+		weights := lognormal(rng, 16*n+rng.IntN(500), 0.5+rng.Float64(), 32768)
+		zeros := rng.IntN(3000)
+		weights = append(weights, make([]float64, zeros)...)
+		rng.Shuffle(len(weights), func(i, j int) { weights[i], weights[j] = weights[j], weights[i] })
+		c := &Cut{Weights: weights}
+		size := 1
+		if seed%4 == 1 { // each row a group of a few
+			size = 1 + rng.IntN(4)
+			c.Groups = make([]uint32, 0, size*len(weights))
+			each := weights
+			c.Weights, weights = nil, nil
+			for i, w := range each {
+				for range size {
+					weights, c.Groups = append(weights, w), append(c.Groups, uint32(i))
+				}
+			}
+			c.Weights = weights
+		}
+		s, err := c.Shards(len(weights), n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkShards(t, c, len(weights), n, s)
+		least, most := math.MaxInt, 0
+		for _, shard := range written(s) {
+			count := 0
+			for _, row := range shard {
+				if weights[row] == 0 {
+					count++
+				}
+			}
+			least, most = min(least, count), max(most, count)
+		}
+		if most-least > size {
+			t.Errorf("seed %d: shards have %d to %d of %d rows that weigh nothing", seed, least, most, zeros)
+		}
+		sums, total := weightsOf(s, weights), 0.0
+		for _, sum := range sums {
+			total += sum
+		}
+		if over := slices.Max(sums) / max(total/float64(n), slices.Max(weights)*float64(size)); over > 1.03 {
+			t.Errorf("seed %d: the largest of %d is %.2f%% over", seed, n, 100*over-100)
+		}
+	}
+	ones := append(slices.Repeat([]float64{1}, 8), make([]float64, 1000)...)
+	s, err := (&Cut{Weights: ones}).Shards(len(ones), 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, shard := range written(s) {
+		if len(shard) != 126 {
+			t.Errorf("shard %d has %d rows", i, len(shard))
+		}
+	}
+}
+
 // best is the least that the heaviest of n shards can weigh, by trying all.
 func best(weights []float64, sums []float64) float64 {
 	if len(weights) == 0 {
@@ -332,7 +394,7 @@ func TestShardsRefuse(t *testing.T) {
 
 func BenchmarkShards(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, size := range []struct{ rows, n int }{{512, 8}, {4096, 8}, {4096, 64}, {65536, 8}, {65536, 64}, {65536, 1024}} {
+	for _, size := range []struct{ rows, n int }{{512, 8}, {4096, 8}, {4096, 64}, {65536, 8}, {65536, 64}, {65536, 1024}, {1 << 20, 8}, {1 << 20, 64}, {1 << 22, 8}} {
 		weights := lognormal(rng, size.rows, 1, 32768)
 		outlier := slices.Clone(weights)
 		outlier[7] = 1e12
