@@ -100,6 +100,24 @@ def test_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_workers_keep_unread_is_spilled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handle keeps no bytes in memory, whoever has it; they are there when they are read."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_SPILL_BYTES", "512MiB")
+    with session("1x2"), pool(2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
+        for i in range(16):  # 128 MiB
+            c.keep_handle(c.double(Batch({"x": rows(1024) + i})))
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        expected = [int(((rows(1024) + i) * 2).sum()) for i in range(16)]
+        assert c.sums() == [expected, expected]
+        c.let_go()
+        assert eventually(lambda: not objects()), objects()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 def test_the_owner_dies_while_it_is_spilled(

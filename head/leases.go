@@ -79,15 +79,26 @@ func (h *Head) sentLocked(to lease.Holder, bufs []wire.Buf) {
 }
 
 // lentLocked is sentLocked for a leg: its worker may read the objects where they
-// lie, without a word with the store, for as long as it knows of them.
+// lie, without a word with the store, until it gives that back.
 func (h *Head) lentLocked(to lease.Holder, bufs []wire.Buf) {
 	if !wire.HasRefs(bufs) {
 		return
 	}
 	h.sentLocked(to, bufs)
+	counted := h.objects // in the order of bufs; each is one count, and one loan
 	for i := range bufs {
-		if b := &bufs[i]; b.Object != 0 && h.lendableLocked(to, lease.Object(b.Object)) {
-			b.SetSegment(h.leases.Lend(to, lease.Object(b.Object)))
+		b := &bufs[i]
+		o := lease.Object(b.Object)
+		first := len(counted) > 0 && counted[0] == o
+		if first {
+			counted = counted[1:]
+		}
+		switch {
+		case o == 0 || !h.lendableLocked(to, o):
+		case first:
+			b.SetSegment(h.leases.Lend(to, o))
+		default:
+			b.SetSegment(h.leases.Where(o))
 		}
 	}
 }
@@ -115,6 +126,9 @@ func (h *Head) releasedLocked(from lease.Holder, body []byte) error {
 	var r wire.Releases
 	if err := parse("release", &r, body); err != nil {
 		return err
+	}
+	for _, o := range r.Lent {
+		h.leases.Unlend(from, lease.Object(o.Object), o.Count)
 	}
 	for _, o := range r.Objects {
 		h.leases.Release(from, lease.Object(o.Object), o.Count)

@@ -232,3 +232,45 @@ func TestObjectsAreLent(t *testing.T) {
 	}
 	tells(t, lent, "1 -1")
 }
+
+// A worker that keeps an object and does not look at it gives the loan back: its
+// store may then spill it. One that is on its way meanwhile stands.
+func TestLoansAreGivenBack(t *testing.T) {
+	legs, script := held()
+	lent := make(chan string, 64)
+	script.Objects = func(_ int, o wire.Objects) {
+		for _, l := range o.Lent {
+			lent <- fmt.Sprintf("%d %d", l.Object, l.Count)
+		}
+	}
+	r := newRig(t, setup{virtual: "1x0", script: script})
+	n := r.cluster("a", 1).Number
+	c := r.owner
+	ref := wire.Ref{Object: 1, New: true, Segment: 9}
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array), raw(array)), ref.Buf(), wire.Ref{Object: 1, Segment: 9}.Buf())
+	first := take(t, legs, 1)[0]
+	for i := range first.Bufs {
+		if ref, _ := first.Bufs[i].Ref(); ref.Segment != 9 {
+			t.Errorf("%+v", ref)
+		}
+	}
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1}.Buf())
+	second := take(t, legs, 1)[0]
+	tells(t, lent, "1 1")
+	giveBack := func() {
+		body, err := wire.AppendVerb(nil, "release", &wire.Releases{Objects: []wire.Released{}, Lent: []wire.Released{{Object: 1, Count: 1}}})
+		must(t, err)
+		first.Worker.Send(wire.Header{Kind: wire.KindNotice}, body)
+	}
+	first.Return([]byte{0xc0})
+	giveBack()
+	second.Return([]byte{0xc0})
+	giveBack()
+	tells(t, lent, "1 -1") // once: with the second
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1}.Buf())
+	third := take(t, legs, 1)[0]
+	tells(t, lent, "1 1") // it may be lent again
+	third.Return([]byte{0xc0})
+	release(third.Worker, 0, 1, 3)
+	tells(t, lent, "1 -1")
+}

@@ -127,6 +127,9 @@ func (s *Store) Objects(m *wire.Objects) {
 	for _, id := range m.Hold {
 		s.ledger.hold(id)
 	}
+	if m.All {
+		s.ledger.unlendAll()
+	}
 	for _, l := range m.Lent {
 		s.ledger.lend(l.Object, l.Holder, l.Count, now())
 	}

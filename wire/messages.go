@@ -70,9 +70,12 @@ type Welcome struct {
 // Empty is the body of answers that say nothing more.
 type Empty struct{}
 
-// Releases (notice release) says how often less its sender knows of objects.
+// Releases (notice release) says how often less its sender knows of objects, and
+// which of those that it still knows of it does not read any more where they lie:
+// it will ask the store for them.
 type Releases struct {
 	Objects []Released `msg:"objects"`
+	Lent    []Released `msg:"lent,omitempty"`
 }
 
 //msgp:tuple Released
@@ -483,19 +486,21 @@ type Exited struct {
 // of effect: Hold those that the head has seen, those that were Lent may be read
 // where they lie, Moved are those that nobody is told the place of any more,
 // Drop those that nobody has a handle of any more, and free what holders that
-// are Gone made and never told the head of.
+// are Gone made and never told the head of. With All, nothing is lent but what
+// Lent says.
 type Objects struct {
 	Hold  []uint64 `msg:"hold"`
 	Lent  []Lent   `msg:"lent"`
 	Moved []uint64 `msg:"moved"`
 	Drop  []uint64 `msg:"drop"`
 	Gone  []uint64 `msg:"gone"`
+	All   bool     `msg:"all,omitempty"`
 }
 
 //msgp:tuple Lent
 
 // Lent says that a holder was told where an object lies, or, with Count -1, that
-// it does not know of it any more.
+// it reads it there no more.
 type Lent struct {
 	Object uint64
 	Holder uint64

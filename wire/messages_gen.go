@@ -2561,40 +2561,58 @@ func (z NodesRequest) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Objects) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 5
-	// string "hold"
-	o = append(o, 0x85, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Hold)))
-	for za0001 := range z.Hold {
-		o = msgp.AppendUint64(o, z.Hold[za0001])
+	// check for omitted fields
+	zb0001Len := uint32(6)
+	var zb0001Mask uint8 /* 6 bits */
+	_ = zb0001Mask
+	if z.All == false {
+		zb0001Len--
+		zb0001Mask |= 0x20
 	}
-	// string "lent"
-	o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
-	for za0002 := range z.Lent {
-		// array header, size 3
-		o = append(o, 0x93)
-		o = msgp.AppendUint64(o, z.Lent[za0002].Object)
-		o = msgp.AppendUint64(o, z.Lent[za0002].Holder)
-		o = msgp.AppendInt(o, z.Lent[za0002].Count)
-	}
-	// string "moved"
-	o = append(o, 0xa5, 0x6d, 0x6f, 0x76, 0x65, 0x64)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Moved)))
-	for za0003 := range z.Moved {
-		o = msgp.AppendUint64(o, z.Moved[za0003])
-	}
-	// string "drop"
-	o = append(o, 0xa4, 0x64, 0x72, 0x6f, 0x70)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Drop)))
-	for za0004 := range z.Drop {
-		o = msgp.AppendUint64(o, z.Drop[za0004])
-	}
-	// string "gone"
-	o = append(o, 0xa4, 0x67, 0x6f, 0x6e, 0x65)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Gone)))
-	for za0005 := range z.Gone {
-		o = msgp.AppendUint64(o, z.Gone[za0005])
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "hold"
+		o = append(o, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Hold)))
+		for za0001 := range z.Hold {
+			o = msgp.AppendUint64(o, z.Hold[za0001])
+		}
+		// string "lent"
+		o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+		for za0002 := range z.Lent {
+			// array header, size 3
+			o = append(o, 0x93)
+			o = msgp.AppendUint64(o, z.Lent[za0002].Object)
+			o = msgp.AppendUint64(o, z.Lent[za0002].Holder)
+			o = msgp.AppendInt(o, z.Lent[za0002].Count)
+		}
+		// string "moved"
+		o = append(o, 0xa5, 0x6d, 0x6f, 0x76, 0x65, 0x64)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Moved)))
+		for za0003 := range z.Moved {
+			o = msgp.AppendUint64(o, z.Moved[za0003])
+		}
+		// string "drop"
+		o = append(o, 0xa4, 0x64, 0x72, 0x6f, 0x70)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Drop)))
+		for za0004 := range z.Drop {
+			o = msgp.AppendUint64(o, z.Drop[za0004])
+		}
+		// string "gone"
+		o = append(o, 0xa4, 0x67, 0x6f, 0x6e, 0x65)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Gone)))
+		for za0005 := range z.Gone {
+			o = msgp.AppendUint64(o, z.Gone[za0005])
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "all"
+			o = append(o, 0xa3, 0x61, 0x6c, 0x6c)
+			o = msgp.AppendBool(o, z.All)
+		}
 	}
 	return
 }
@@ -2732,6 +2750,12 @@ func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "all":
+			z.All, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "All")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2746,7 +2770,7 @@ func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Objects) Msgsize() (s int) {
-	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (21 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize)) + 6 + msgp.ArrayHeaderSize + (len(z.Moved) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size))
+	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (21 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize)) + 6 + msgp.ArrayHeaderSize + (len(z.Moved) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size)) + 4 + msgp.BoolSize
 	return
 }
 
@@ -3710,15 +3734,39 @@ func (z Released) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Releases) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 1
-	// string "objects"
-	o = append(o, 0x81, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
-	for za0001 := range z.Objects {
-		// array header, size 2
-		o = append(o, 0x92)
-		o = msgp.AppendUint64(o, z.Objects[za0001].Object)
-		o = msgp.AppendInt(o, z.Objects[za0001].Count)
+	// check for omitted fields
+	zb0001Len := uint32(2)
+	var zb0001Mask uint8 /* 2 bits */
+	_ = zb0001Mask
+	if z.Lent == nil {
+		zb0001Len--
+		zb0001Mask |= 0x2
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "objects"
+		o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+		for za0001 := range z.Objects {
+			// array header, size 2
+			o = append(o, 0x92)
+			o = msgp.AppendUint64(o, z.Objects[za0001].Object)
+			o = msgp.AppendInt(o, z.Objects[za0001].Count)
+		}
+		if (zb0001Mask & 0x2) == 0 { // if not omitted
+			// string "lent"
+			o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+			for za0002 := range z.Lent {
+				// array header, size 2
+				o = append(o, 0x92)
+				o = msgp.AppendUint64(o, z.Lent[za0002].Object)
+				o = msgp.AppendInt(o, z.Lent[za0002].Count)
+			}
+		}
 	}
 	return
 }
@@ -3775,6 +3823,40 @@ func (z *Releases) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "lent":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Lent")
+				return
+			}
+			if cap(z.Lent) >= int(zb0004) {
+				z.Lent = (z.Lent)[:zb0004]
+			} else {
+				z.Lent = make([]Released, zb0004)
+			}
+			for za0002 := range z.Lent {
+				var zb0005 uint32
+				zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002)
+					return
+				}
+				if zb0005 != 2 {
+					err = msgp.ArrayError{Wanted: 2, Got: zb0005}
+					return
+				}
+				z.Lent[za0002].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Object")
+					return
+				}
+				z.Lent[za0002].Count, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Count")
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3789,7 +3871,7 @@ func (z *Releases) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Releases) Msgsize() (s int) {
-	s = 1 + 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize))
+	s = 1 + 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (14 + msgp.Uint64Size + msgp.IntSize))
 	return
 }
 
