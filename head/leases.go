@@ -1,9 +1,6 @@
 package head
 
 import (
-	"cmp"
-	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -277,39 +274,6 @@ func (h *Head) storesOf(w *wire.Welcome, holder lease.Holder, node int) {
 	if node < len(h.nodes) && h.nodes[node].storeDir != "" {
 		w.StoreDir = h.nodes[node].storeDir
 	}
-}
-
-// stores tells what lies in all stores, and who the holders are.
-func (h *Head) stores(ctx context.Context) (*wire.StoreReport, error) {
-	report := &wire.StoreReport{Nodes: []wire.StoreStatus{}, Holders: []wire.HolderName{}}
-	var b batch
-	h.mu.Lock()
-	h.tellLoansLocked(&b)
-	var nodes []*node
-	for _, n := range h.nodes {
-		if n.ready && n.lost == nil {
-			nodes = append(nodes, n)
-		}
-	}
-	for _, w := range h.workers {
-		report.Holders = append(report.Holders, wire.HolderName{Holder: uint64(lease.Worker(w.Number)), Name: w.Name})
-	}
-	for _, c := range h.callers {
-		if c.worker == nil {
-			report.Holders = append(report.Holders, wire.HolderName{Holder: uint64(lease.Caller(c.number)), Name: fmt.Sprintf("process %d", c.pid)})
-		}
-	}
-	h.mu.Unlock()
-	b.flush()
-	slices.SortFunc(report.Holders, func(a, b wire.HolderName) int { return cmp.Compare(a.Holder, b.Holder) })
-	for _, n := range nodes {
-		var status wire.StoreStatus
-		if err := n.ask(ctx, "store", &wire.Empty{}, &status); err != nil {
-			return nil, fmt.Errorf("the store of %s: %w", n.name, err)
-		}
-		report.Nodes = append(report.Nodes, status)
-	}
-	return report, nil
 }
 
 // noNotice refuses a notice that nobody sends.

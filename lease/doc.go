@@ -18,5 +18,5 @@
 // of objects of other nodes, and who of them a node that wants some is sent to.
 //
 // It is pure: it imports nothing of Muster, and the head, which serialises
-// events, tells the stores.
+// events, tells the stores. How late it is, it is told.
 package lease

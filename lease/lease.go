@@ -3,6 +3,7 @@ package lease
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // Object is the number of an object: its node in the high 16 bits.
@@ -34,6 +35,9 @@ func Kept(id uint64) Holder { return 1<<62 | Holder(id) }
 
 // Table has all counts. The zero Table is empty and ready.
 type Table struct {
+	// Clock says how late it is when a holder hears of an object; nil: nobody asks.
+	Clock func() time.Duration
+
 	objects map[Object]*entry
 	on      []int // how many, by node
 	holders map[Holder]map[Object]share
@@ -55,6 +59,7 @@ type share struct {
 	count int
 	loans int  // how many of the count came with where it lies, and may be read there
 	told  bool // its store knows that there are some
+	since time.Duration
 }
 
 // Lent is a loan that began, or ended.
@@ -76,6 +81,9 @@ func (t *Table) Add(h Holder, o Object) {
 	}
 	s := held[o]
 	s.count++
+	if s.count == 1 && t.Clock != nil {
+		s.since = t.Clock()
+	}
 	held[o] = s
 	if s.count > 1 {
 		return
@@ -249,18 +257,26 @@ func (t *Table) Len() int { return len(t.objects) }
 type Share struct {
 	Holder Holder
 	Count  int
+	Since  time.Duration // as Clock had it
 }
 
-// Holders lists who knows of an object.
-func (t *Table) Holders(o Object) []Share {
-	var shares []Share
+// Holders lists who knows of the objects for which want is true, the first of
+// each object first.
+func (t *Table) Holders(want func(Object) bool) map[Object][]Share {
+	all := map[Object][]Share{}
 	for h, held := range t.holders {
-		if s := held[o]; s.count > 0 {
-			shares = append(shares, Share{h, s.count})
+		for o, s := range held {
+			if want(o) {
+				all[o] = append(all[o], Share{h, s.count, s.since})
+			}
 		}
 	}
-	slices.SortFunc(shares, func(a, b Share) int { return cmp.Compare(a.Holder, b.Holder) })
-	return shares
+	for _, shares := range all {
+		slices.SortFunc(shares, func(a, b Share) int {
+			return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Holder, b.Holder))
+		})
+	}
+	return all
 }
 
 // Replace sets the counts of a holder to what it says that it has.

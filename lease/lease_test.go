@@ -189,7 +189,7 @@ func TestReplace(t *testing.T) {
 	if fresh, lent, freed := table.Changes(); !slices.Equal(fresh, []Object{9}) || len(lent) != 0 || len(freed) != 0 {
 		t.Errorf("%v, %v, %v", fresh, lent, freed)
 	}
-	if got := table.Holders(9); !slices.Equal(got, []Share{{a, 3}}) {
+	if got := table.Holders(func(o Object) bool { return o == 9 }); len(got) != 1 || !slices.Equal(got[9], []Share{{a, 3, 0}}) {
 		t.Errorf("%v", got)
 	}
 	if table.Raise(a, map[Object]int{9: 1, 7: 2}); !table.Release(a, 7, 2) || !table.Release(a, 9, 3) {

@@ -536,6 +536,15 @@ type StoreObject struct {
 	Held   bool        `msg:"held"`  // somebody has a handle, says the head
 	Since  float64     `msg:"since"` // unix seconds
 	Views  []StoreView `msg:"views"`
+	// Handles are who knows of it, as the head has counted; a store leaves them out.
+	Handles []StoreHandle `msg:"handles"`
+}
+
+// StoreHandle says that somebody has a handle of an object: a process, or a call.
+type StoreHandle struct {
+	Holder  uint64  `msg:"holder"`
+	Count   int     `msg:"count"`
+	Seconds float64 `msg:"seconds"` // for how long
 }
 
 // StoreView says that a process has an object's bytes in use.
@@ -552,7 +561,29 @@ type StoreReport struct {
 	Holders []HolderName  `msg:"holders"`
 }
 
-// HolderName names a holder for people: a worker, or a controller's process.
+// HoldersAsk (notice holders, of an agent) asks who has handles of objects, for the
+// error of a store that is full. The head answers by Holders.
+type HoldersAsk struct {
+	ID      uint64   `msg:"id"`
+	Objects []uint64 `msg:"objects"`
+}
+
+// Holders (notice holders) answers HoldersAsk.
+type Holders struct {
+	ID   uint64 `msg:"id"`
+	Held []Held `msg:"held"`
+}
+
+//msgp:tuple Held
+
+// Held is an object, and somebody who has a handle of it, for how many seconds.
+type Held struct {
+	Object  uint64
+	Holder  string
+	Seconds float64
+}
+
+// HolderName names a holder for people: a worker, a controller's process, or a call.
 type HolderName struct {
 	Holder uint64 `msg:"holder"`
 	Name   string `msg:"name"`
