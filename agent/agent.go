@@ -41,6 +41,7 @@ type agent struct {
 	relay   *relay
 	ports   ports
 	store   *store.Store
+	holders holders
 
 	identity *identity
 	serving  *serving // nil: the stores of other nodes do not come here
@@ -104,6 +105,7 @@ func Run(ctx context.Context, join backend.Join) error {
 	}
 	holdings.Token, holdings.Process = welcome.StoreToken, a.processName
 	holdings.Moving = a.moving
+	holdings.Holders = func(ctx context.Context, objects []uint64) []wire.Held { return a.holders.ask(ctx, a.head, objects) }
 	a.store = store.New(holdings)
 	defer a.store.Close()
 	if a.serving, err = a.meetStores(welcome, conn); err != nil {

@@ -233,6 +233,13 @@ func (a *agent) notice(head *wire.Conn, f wire.Frame) error {
 		}
 		a.store.Sources(m)
 		return nil
+	case err == nil && verb == "holders":
+		m := &wire.Holders{}
+		if err := read(verb, body, m); err != nil {
+			return err
+		}
+		a.holders.answered(m)
+		return nil
 	case err != nil || verb != "objects":
 		return err // what a later head adds does not concern this agent
 	}

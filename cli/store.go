@@ -23,8 +23,8 @@ func storeCommand() *cobra.Command {
 		Short: "Show the bytes in shared memory: who made them, who reads them, since when",
 		Long: `Show what lies in the stores of your running scripts: per node the budget, what
 is used of it, kept for the next objects, and spilled to disk; then the objects,
-the largest first, with who made each, whether somebody still has a handle of
-it, and who reads it since when.`,
+the largest first, with who made each, who has a handle of it for how long, and
+who reads it for how long.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			picked, err := pick(look(answerBound), name)
@@ -137,12 +137,8 @@ func (s stored) objectsText(now float64) string {
 	slices.SortStableFunc(all, func(a, b placed) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	rows := [][]string{{"SIZE", "WHAT", "NODE", "STATE", "AGE", "MADE BY", "HANDLES", "READ BY"}}
 	for _, o := range all[:min(len(all), mostObjects)] {
-		handles := "no"
-		if o.Held {
-			handles = "yes"
-		}
 		rows = append(rows, []string{
-			size(o.Bytes), cmp.Or(shown(o.What), "-"), s.node(o.node), shown(o.State), span(now - o.Since), s.holder(o.Maker), handles, s.readers(o.Views, now),
+			size(o.Bytes), cmp.Or(shown(o.What), "-"), s.node(o.node), shown(o.State), span(now - o.Since), s.maker(o.StoreObject), s.handles(o.StoreObject), s.readers(o.Views, now),
 		})
 	}
 	text := "\n" + table("  ", rows)
@@ -154,6 +150,30 @@ func (s stored) objectsText(now float64) string {
 		text += fmt.Sprintf("  … and %d more, together %s\n", len(all)-mostObjects, size(rest))
 	}
 	return text
+}
+
+// handles is who has a handle of an object.
+func (s stored) handles(o wire.StoreObject) string {
+	names := make([]string, 0, len(o.Handles))
+	for _, h := range o.Handles {
+		names = append(names, fmt.Sprintf("%s for %s", s.holder(h.Holder), span(h.Seconds)))
+	}
+	switch {
+	case len(names) > 0:
+		return listed(names, 3)
+	case o.Held:
+		return "yes" // and the head was told so meanwhile
+	}
+	return "no"
+}
+
+// maker is who made an object. That of a copy is known where the store is that it
+// is a copy from.
+func (s stored) maker(o wire.StoreObject) string {
+	if o.Maker == 0 && o.State == "copy" {
+		return s.node(int(o.Object >> 48)) //nolint:gosec // 16 bits
+	}
+	return s.holder(o.Maker)
 }
 
 func (s stored) readers(views []wire.StoreView, now float64) string {
@@ -211,6 +231,14 @@ type objectView struct {
 	Held   bool         `json:"held"` // somebody has a handle
 	Since  float64      `json:"since"`
 	Views  []readerView `json:"views"`
+	// Handles are who has one, for how long.
+	Handles []handleView `json:"handles"`
+}
+
+type handleView struct {
+	Holder  string  `json:"holder"`
+	Count   int     `json:"count"`
+	Seconds float64 `json:"seconds"`
 }
 
 type readerView struct {
@@ -230,7 +258,10 @@ func storeViewOf(s stored) storeView {
 			SpillLimit: n.SpillLimit, SpillDir: n.SpillDir, Objects: []objectView{},
 		}
 		for _, o := range n.Objects {
-			object := objectView{fmt.Sprintf("%016x", o.Object), o.Bytes, o.Here, o.State, o.What, s.holder(o.Maker), o.Held, o.Since, []readerView{}}
+			object := objectView{fmt.Sprintf("%016x", o.Object), o.Bytes, o.Here, o.State, o.What, s.maker(o), o.Held, o.Since, []readerView{}, []handleView{}}
+			for _, h := range o.Handles {
+				object.Handles = append(object.Handles, handleView{s.holder(h.Holder), h.Count, h.Seconds})
+			}
 			for _, w := range o.Views {
 				object.Views = append(object.Views, readerView{s.holder(w.Holder), w.Count, w.Since})
 			}

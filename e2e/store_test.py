@@ -129,6 +129,53 @@ def test_spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_holders_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has handles is said by a full store and by muster store, also of who never reads."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", "off")
+    script = f"the script (process {os.getpid()})"
+    with session("1x2"), pool(2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
+        names = [w.name for w in c.workers]
+        held = [c.double(Batch({"x": rows(1024)}))]
+        c.keep_handle(c.double(Batch({"x": rows(1024)})))
+        handles = [{h["holder"] for h in o["handles"]} for o in objects()]
+        assert {script} in handles and set(names) in handles, handles
+        assert all(h["seconds"] >= 0 for o in objects() for h in o["handles"])
+        with pytest.raises(muster.StoreFullError) as caught:
+            for _ in range(20):
+                held.append(c.double(Batch({"x": rows(1024)})))
+        text = str(caught.value)
+        assert f"held by {script} for" in text and f"{script} has" in text, text
+        assert f"{names[0]} has" in text and f"{names[1]} has" in text, text
+
+
+def test_copies_have_the_maker_of_what_they_are_copies_of() -> None:
+    with session("2x1+net"), pool(1, 2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
+        made = c.double(Batch({"x": rows(1024)}))
+        assert made["x"][-1, 0] == 2046
+        copies = [o for o in objects() if o["state"] == "copy"]
+        makers = {o["maker"] for o in copies}
+        assert copies and makers <= {w.name for w in c.workers}, copies
+
+
+def test_what_workers_keep_unread_is_spilled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handle keeps no bytes in memory, whoever has it; they are there when they are read."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_SPILL_BYTES", "512MiB")
+    with session("1x2"), pool(2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
+        for i in range(16):  # 128 MiB
+            c.keep_handle(c.double(Batch({"x": rows(1024) + i})))
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        expected = [int(((rows(1024) + i) * 2).sum()) for i in range(16)]
+        assert c.sums() == [expected, expected]
+        c.let_go()
+        assert eventually(lambda: not objects()), objects()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 def test_the_owner_dies_while_it_is_spilled(

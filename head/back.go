@@ -282,7 +282,7 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 		w.comeback = comeback{said: true}
 		h.table.Returned(&w.Worker, m.Received) // nothing was sent to it yet
 		h.resuming.legs[w.worker] = &m
-		h.resuming.objects[w.holder()] = m.Objects
+		h.resuming.objects[w.holder()], h.resuming.lent[w.holder()] = m.Objects, m.Lent
 		return nil
 	}
 	counts := countsOf(m.Objects)
@@ -298,6 +298,7 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 	}
 	if to := w.holder(); to != 0 {
 		h.leases.Replace(to, counts)
+		h.leases.Borrows(to, countsOf(m.Lent))
 	}
 	ops := h.table.Returned(&w.Worker, m.Received)
 	for _, l := range m.Legs { // it may not have heard that they can go
@@ -379,7 +380,7 @@ func (n *node) tellStoreLocked(there []wire.ObjectAt, b *batch) {
 	h := n.h
 	h.tellStoresLocked(b)
 	objects, lent := h.leases.On(n.index)
-	var m wire.Objects
+	m := wire.Objects{All: true}
 	for _, o := range objects {
 		m.Hold = append(m.Hold, uint64(o))
 	}

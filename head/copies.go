@@ -159,8 +159,8 @@ func (h *Head) dropCopiesLocked(o lease.Object) {
 	h.sharing.copies.Free(o)
 }
 
-// storeNotice takes a notice of an agent about copies; false: it is about
-// something else.
+// storeNotice takes a notice of an agent about copies and handles; false: it is
+// about something else.
 func (n *node) storeNotice(verb string, rest []byte, b *batch) (bool, error) {
 	var err error
 	h := n.h
@@ -177,6 +177,13 @@ func (n *node) storeNotice(verb string, rest []byte, b *batch) (bool, error) {
 		if _, err = m.UnmarshalMsg(rest); err == nil {
 			h.mu.Lock()
 			h.copiedLocked(n, &m, b)
+			h.mu.Unlock()
+		}
+	case "holders":
+		var m wire.HoldersAsk
+		if _, err = m.UnmarshalMsg(rest); err == nil {
+			h.mu.Lock()
+			n.holdersLocked(&m, b)
 			h.mu.Unlock()
 		}
 	case "serving":

@@ -16,7 +16,7 @@
 //	calls.go     calls come in; the orders of package call, carried out
 //	cut.go       arguments cut as package dispatch says, futures spliced in; pair.go
 //	             futures whose parts can be taken one by one
-//	leases.go    who holds which objects; copies.go which nodes have them
+//	leases.go    who holds which objects; holders.go says it to people; copies.go which nodes have them
 //	send.go      legs to workers
 //	answer.go    results from workers, joined into answers
 //	deadline.go  deadlines, stacks, cancels

@@ -167,6 +167,7 @@ func New(opts Options) (*Head, error) {
 		conns: map[*wire.Conn]bool{}, changed: make(chan struct{}), over: make(chan struct{}),
 	}
 	h.free = sync.NewCond(&h.mu)
+	h.leases.Clock = sinceThen()
 	h.secret = make([]byte, 32)
 	if opts.Resume != nil {
 		h.secret = opts.Resume.Meta.Secret

@@ -1,9 +1,6 @@
 package head
 
 import (
-	"cmp"
-	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -79,15 +76,26 @@ func (h *Head) sentLocked(to lease.Holder, bufs []wire.Buf) {
 }
 
 // lentLocked is sentLocked for a leg: its worker may read the objects where they
-// lie, without a word with the store, for as long as it knows of them.
+// lie, without a word with the store, until it gives that back.
 func (h *Head) lentLocked(to lease.Holder, bufs []wire.Buf) {
 	if !wire.HasRefs(bufs) {
 		return
 	}
 	h.sentLocked(to, bufs)
+	counted := h.objects // in the order of bufs; each is one count, and one loan
 	for i := range bufs {
-		if b := &bufs[i]; b.Object != 0 && h.lendableLocked(to, lease.Object(b.Object)) {
-			b.SetSegment(h.leases.Lend(to, lease.Object(b.Object)))
+		b := &bufs[i]
+		o := lease.Object(b.Object)
+		first := len(counted) > 0 && counted[0] == o
+		if first {
+			counted = counted[1:]
+		}
+		switch {
+		case o == 0 || !h.lendableLocked(to, o):
+		case first:
+			b.SetSegment(h.leases.Lend(to, o))
+		default:
+			b.SetSegment(h.leases.Where(o))
 		}
 	}
 }
@@ -115,6 +123,9 @@ func (h *Head) releasedLocked(from lease.Holder, body []byte) error {
 	var r wire.Releases
 	if err := parse("release", &r, body); err != nil {
 		return err
+	}
+	for _, o := range r.Lent {
+		h.leases.Unlend(from, lease.Object(o.Object), o.Count)
 	}
 	for _, o := range r.Objects {
 		h.leases.Release(from, lease.Object(o.Object), o.Count)
@@ -263,39 +274,6 @@ func (h *Head) storesOf(w *wire.Welcome, holder lease.Holder, node int) {
 	if node < len(h.nodes) && h.nodes[node].storeDir != "" {
 		w.StoreDir = h.nodes[node].storeDir
 	}
-}
-
-// stores tells what lies in all stores, and who the holders are.
-func (h *Head) stores(ctx context.Context) (*wire.StoreReport, error) {
-	report := &wire.StoreReport{Nodes: []wire.StoreStatus{}, Holders: []wire.HolderName{}}
-	var b batch
-	h.mu.Lock()
-	h.tellLoansLocked(&b)
-	var nodes []*node
-	for _, n := range h.nodes {
-		if n.ready && n.lost == nil {
-			nodes = append(nodes, n)
-		}
-	}
-	for _, w := range h.workers {
-		report.Holders = append(report.Holders, wire.HolderName{Holder: uint64(lease.Worker(w.Number)), Name: w.Name})
-	}
-	for _, c := range h.callers {
-		if c.worker == nil {
-			report.Holders = append(report.Holders, wire.HolderName{Holder: uint64(lease.Caller(c.number)), Name: fmt.Sprintf("process %d", c.pid)})
-		}
-	}
-	h.mu.Unlock()
-	b.flush()
-	slices.SortFunc(report.Holders, func(a, b wire.HolderName) int { return cmp.Compare(a.Holder, b.Holder) })
-	for _, n := range nodes {
-		var status wire.StoreStatus
-		if err := n.ask(ctx, "store", &wire.Empty{}, &status); err != nil {
-			return nil, fmt.Errorf("the store of %s: %w", n.name, err)
-		}
-		report.Nodes = append(report.Nodes, status)
-	}
-	return report, nil
 }
 
 // noNotice refuses a notice that nobody sends.

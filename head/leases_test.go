@@ -2,6 +2,7 @@ package head_test
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -231,4 +232,87 @@ func TestObjectsAreLent(t *testing.T) {
 		release(l.Worker, 0, 1, 2)
 	}
 	tells(t, lent, "1 -1")
+}
+
+// A worker that keeps an object and does not look at it gives the loan back: its
+// store may then spill it. One that is on its way meanwhile stands.
+func TestLoansAreGivenBack(t *testing.T) {
+	legs, script := held()
+	lent := make(chan string, 64)
+	script.Objects = func(_ int, o wire.Objects) {
+		for _, l := range o.Lent {
+			lent <- fmt.Sprintf("%d %d", l.Object, l.Count)
+		}
+	}
+	r := newRig(t, setup{virtual: "1x0", script: script})
+	n := r.cluster("a", 1).Number
+	c := r.owner
+	ref := wire.Ref{Object: 1, New: true, Segment: 9}
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array), raw(array)), ref.Buf(), wire.Ref{Object: 1, Segment: 9}.Buf())
+	first := take(t, legs, 1)[0]
+	for i := range first.Bufs {
+		if ref, _ := first.Bufs[i].Ref(); ref.Segment != 9 {
+			t.Errorf("%+v", ref)
+		}
+	}
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1}.Buf())
+	second := take(t, legs, 1)[0]
+	tells(t, lent, "1 1")
+	giveBack := func() {
+		body, err := wire.AppendVerb(nil, "release", &wire.Releases{Objects: []wire.Released{}, Lent: []wire.Released{{Object: 1, Count: 1}}})
+		must(t, err)
+		first.Worker.Send(wire.Header{Kind: wire.KindNotice}, body)
+	}
+	first.Return([]byte{0xc0})
+	giveBack()
+	second.Return([]byte{0xc0})
+	giveBack()
+	tells(t, lent, "1 -1") // once: with the second
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), wire.Ref{Object: 1}.Buf())
+	third := take(t, legs, 1)[0]
+	tells(t, lent, "1 1") // it may be lent again
+	third.Return([]byte{0xc0})
+	release(third.Worker, 0, 1, 3)
+	tells(t, lent, "1 -1")
+}
+
+// Who has handles is known by name, for muster store and for a store that is full.
+func TestHoldersAreNamed(t *testing.T) {
+	legs, script := held()
+	answers := make(chan wire.Holders, 1)
+	script.Holders = func(_ int, m wire.Holders) { answers <- m }
+	r, told := stored(t, "1x0", script)
+	n := r.cluster("keeper", 1).Number
+	c := r.owner
+	c.sendBufs(callee{cluster: n, method: "one"}, args(raw(array)), object(0, 1))
+	leg := take(t, legs, 1)[0]
+	tells(t, told, "0 hold 1")
+	ask := func() []string {
+		body, err := wire.AppendVerb(nil, "holders", &wire.HoldersAsk{ID: 5, Objects: []uint64{1, 77}})
+		must(t, err)
+		r.fake.Agent(0).Send(wire.Header{Kind: wire.KindNotice}, body)
+		answer := within(t, answers, "who has handles")
+		names := []string{}
+		for _, held := range answer.Held {
+			if held.Object != 1 || held.Seconds < 0 || answer.ID != 5 {
+				t.Errorf("%+v", answer)
+			}
+			names = append(names, held.Holder)
+		}
+		slices.Sort(names)
+		return names
+	}
+	me := fmt.Sprintf("the script (process %d)", os.Getpid())
+	if got, want := ask(), []string{"keeper-0", "the call keeper.one", me}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	leg.Return([]byte{0xc0})
+	c.release(0, 1, 1)
+	c.send(callee{cluster: n, method: "one"}, args()) // acknowledges
+	within(t, legs, "leg").Return([]byte{0xc0})
+	for names := ask(); !slices.Equal(names, []string{"keeper-0"}); names = ask() {
+		if len(names) == 0 {
+			t.Fatal("the worker still has it")
+		}
+	}
 }

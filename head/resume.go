@@ -37,8 +37,9 @@ type resuming struct {
 	callers map[*caller]bool
 	legs    map[*worker]*wire.WorkerBack
 	objects map[lease.Holder][]wire.Released
-	stored  map[lease.Object]uint32 // what stores have and were told to hold, and where
-	copied  []copiedAt              // what stores have of others' objects
+	lent    map[lease.Holder][]wire.Released // of workers
+	stored  map[lease.Object]uint32          // what stores have and were told to hold, and where
+	copied  []copiedAt                       // what stores have of others' objects
 	lost    map[*worker]*spec.Error
 	made    []putCall
 	expired []*call.Call // whose deadlines passed meanwhile
@@ -64,7 +65,7 @@ const idleWait = 500 * time.Millisecond
 func (h *Head) restore(s *journal.State) error {
 	r := &resuming{
 		nodes: map[*node]bool{}, waits: map[*worker]bool{}, callers: map[*caller]bool{},
-		legs: map[*worker]*wire.WorkerBack{}, objects: map[lease.Holder][]wire.Released{},
+		legs: map[*worker]*wire.WorkerBack{}, objects: map[lease.Holder][]wire.Released{}, lent: map[lease.Holder][]wire.Released{},
 		stored: map[lease.Object]uint32{}, lost: map[*worker]*spec.Error{},
 	}
 	h.resuming = r

@@ -30,6 +30,10 @@ func (h *Head) countObjectsLocked(r *resuming) {
 		}
 		// Also what no store was told to hold: it may have been made since.
 		h.leases.Replace(holder, countsOf(objects))
-		h.leases.Assume(holder)
+		if lent, told := r.lent[holder]; told {
+			h.leases.Borrows(holder, countsOf(lent))
+		} else {
+			h.leases.Assume(holder)
+		}
 	}
 }

@@ -10,13 +10,13 @@
 //	Release                                 -n, never below 0
 //	End of a process or a call              all of its counts are 0
 //	Replace                                 what the holder says, when it is back
-//	Lend                                    none: as long as it has a count, the
-//	                                        holder may read the object where it lies;
+//	Lend                                    none: the holder may read the object where
+//	                                        it lies, until it says Unlend or has no count;
 //	                                        a loan that ends soon is told by nobody
 //
 // Copies counts the other way round: which nodes have, or are getting, which chunks
 // of objects of other nodes, and who of them a node that wants some is sent to.
 //
 // It is pure: it imports nothing of Muster, and the head, which serialises
-// events, tells the stores.
+// events, tells the stores. How late it is, it is told.
 package lease

@@ -3,6 +3,7 @@ package lease
 import (
 	"cmp"
 	"slices"
+	"time"
 )
 
 // Object is the number of an object: its node in the high 16 bits.
@@ -34,6 +35,9 @@ func Kept(id uint64) Holder { return 1<<62 | Holder(id) }
 
 // Table has all counts. The zero Table is empty and ready.
 type Table struct {
+	// Clock says how late it is when a holder hears of an object; nil: nobody asks.
+	Clock func() time.Duration
+
 	objects map[Object]*entry
 	on      []int // how many, by node
 	holders map[Holder]map[Object]share
@@ -41,6 +45,7 @@ type Table struct {
 	freed   []Object
 	lent    []Lent // loans that began and were not told, as far as they have not ended
 	ended   []Lent // loans that were told, and ended
+	assumed []Lent // loans of which another head may have told, or not
 }
 
 // entry is what is known of an object.
@@ -52,8 +57,9 @@ type entry struct {
 // share is what a holder has of an object.
 type share struct {
 	count int
-	lent  bool // it was told where it lies
-	told  bool // and its store that it was
+	loans int  // how many of the count came with where it lies, and may be read there
+	told  bool // its store knows that there are some
+	since time.Duration
 }
 
 // Lent is a loan that began, or ended.
@@ -75,6 +81,9 @@ func (t *Table) Add(h Holder, o Object) {
 	}
 	s := held[o]
 	s.count++
+	if s.count == 1 && t.Clock != nil {
+		s.since = t.Clock()
+	}
 	held[o] = s
 	if s.count > 1 {
 		return
@@ -97,22 +106,52 @@ func (t *Table) Place(o Object, segment uint32) {
 	}
 }
 
+// Where says where an object lies; 0: nobody is to be told.
+func (t *Table) Where(o Object) uint32 {
+	if e := t.objects[o]; e != nil {
+		return e.segment
+	}
+	return 0
+}
+
 // Move has nobody told any more where an object lies.
 func (t *Table) Move(o Object) { t.Place(o, 0) }
 
 // Lend says where an object lies, for a holder that has it and may then read it
-// there until it has it no more; 0: it has to ask the store.
+// there until it gives that back, or has it no more; 0: it has to ask the store.
 func (t *Table) Lend(h Holder, o Object) uint32 {
 	e, s := t.objects[o], t.holders[h][o]
 	if e == nil || e.segment == 0 || s.count == 0 {
 		return 0
 	}
-	if !s.lent {
-		s.lent = true
-		t.holders[h][o] = s
+	if s.loans == 0 {
 		t.lent = append(t.lent, Lent{Object: o, Holder: h})
 	}
+	if s.loans < s.count {
+		s.loans++
+		t.holders[h][o] = s
+	}
 	return e.segment
+}
+
+// Unlend says that a holder has given n loans of an object back, and still knows
+// of it.
+func (t *Table) Unlend(h Holder, o Object, n int) {
+	s := t.holders[h][o]
+	if s.loans == 0 || n <= 0 {
+		return
+	}
+	s.loans = max(0, s.loans-n)
+	t.holders[h][o] = t.unlent(h, o, s)
+}
+
+// unlent is what is left of a share that may have lost its last loan.
+func (t *Table) unlent(h Holder, o Object, s share) share {
+	if s.loans == 0 && s.told { // else its store never hears of it
+		s.told = false
+		t.ended = append(t.ended, Lent{Object: o, Holder: h, Ended: true})
+	}
+	return s
 }
 
 // Once counts an object for a holder unless it has it already.
@@ -131,8 +170,9 @@ func (t *Table) Release(h Holder, o Object, n int) bool {
 	switch {
 	case had == 0 || n <= 0:
 		return false
-	case had > n:
+	case had > n: // of which the holder says if it was lent
 		s.count -= n
+		s.loans = min(s.loans, s.count)
 		held[o] = s
 		return true
 	}
@@ -162,9 +202,8 @@ func (t *Table) End(h Holder) {
 }
 
 func (t *Table) let(h Holder, o Object, s share) {
-	if s.told { // else its store never hears of it
-		t.ended = append(t.ended, Lent{Object: o, Holder: h, Ended: true})
-	}
+	s.loans = 0
+	t.unlent(h, o, s)
 	e := t.objects[o]
 	e.holders--
 	if e.holders == 0 {
@@ -187,7 +226,7 @@ func (t *Table) Changes() (fresh []Object, ended []Lent, freed []Object) {
 }
 
 // Lending says that Loans may tell of something.
-func (t *Table) Lending() bool { return len(t.lent) > 0 }
+func (t *Table) Lending() bool { return len(t.lent)+len(t.assumed) > 0 }
 
 // Loans returns the loans that began since it was last asked and have not ended.
 // Most end soon, so it pays to ask late; what ended before that is told by nobody.
@@ -195,13 +234,19 @@ func (t *Table) Loans() []Lent {
 	loans := t.lent[:0]
 	for _, l := range t.lent {
 		s := t.holders[l.Holder][l.Object]
-		if s.lent && !s.told {
+		if s.loans > 0 && !s.told {
 			s.told = true
 			t.holders[l.Holder][l.Object] = s
 			loans = append(loans, l)
 		}
 	}
 	t.lent = t.lent[:0]
+	for _, l := range t.assumed {
+		if t.holders[l.Holder][l.Object].loans > 0 {
+			loans = append(loans, l)
+		}
+	}
+	t.assumed = nil
 	return loans
 }
 
@@ -212,18 +257,26 @@ func (t *Table) Len() int { return len(t.objects) }
 type Share struct {
 	Holder Holder
 	Count  int
+	Since  time.Duration // as Clock had it
 }
 
-// Holders lists who knows of an object.
-func (t *Table) Holders(o Object) []Share {
-	var shares []Share
+// Holders lists who knows of the objects for which want is true, the first of
+// each object first.
+func (t *Table) Holders(want func(Object) bool) map[Object][]Share {
+	all := map[Object][]Share{}
 	for h, held := range t.holders {
-		if s := held[o]; s.count > 0 {
-			shares = append(shares, Share{h, s.count})
+		for o, s := range held {
+			if want(o) {
+				all[o] = append(all[o], Share{h, s.count, s.since})
+			}
 		}
 	}
-	slices.SortFunc(shares, func(a, b Share) int { return cmp.Compare(a.Holder, b.Holder) })
-	return shares
+	for _, shares := range all {
+		slices.SortFunc(shares, func(a, b Share) int {
+			return cmp.Or(cmp.Compare(a.Since, b.Since), cmp.Compare(a.Holder, b.Holder))
+		})
+	}
+	return all
 }
 
 // Replace sets the counts of a holder to what it says that it has.
@@ -236,6 +289,7 @@ func (t *Table) Replace(h Holder, counts map[Object]int) {
 			rest = append(rest, o)
 		case n < s.count:
 			s.count = n
+			s.loans = min(s.loans, n)
 			t.holders[h][o] = s
 		}
 	}
@@ -265,11 +319,30 @@ func (t *Table) Raise(h Holder, counts map[Object]int) {
 }
 
 // Assume takes it that a holder was lent all that it has: another head has done
-// so, or not. Only the end of that is told.
+// so, or not, and may have told its store.
 func (t *Table) Assume(h Holder) {
+	loans := map[Object]int{}
 	for o, s := range t.holders[h] {
-		s.lent, s.told = true, true
-		t.holders[h][o] = s
+		loans[o] = s.count
+	}
+	t.Borrows(h, loans)
+}
+
+// Borrows sets the loans of a holder to what it says that it has. What its store
+// heard of them is not known: it is told of each, and of the end of all others.
+func (t *Table) Borrows(h Holder, loans map[Object]int) {
+	objects := make([]Object, 0, len(t.holders[h]))
+	for o := range t.holders[h] {
+		objects = append(objects, o)
+	}
+	slices.Sort(objects) // the same events give the same orders
+	for _, o := range objects {
+		s := t.holders[h][o]
+		s.loans, s.told = min(max(0, loans[o]), s.count), true
+		if s.loans > 0 {
+			t.assumed = append(t.assumed, Lent{Object: o, Holder: h})
+		}
+		t.holders[h][o] = t.unlent(h, o, s)
 	}
 }
 
@@ -289,7 +362,7 @@ func (t *Table) On(node int) (objects []Object, lent []Lent) {
 	}
 	for h, held := range t.holders {
 		for o, s := range held {
-			if s.lent && o.Node() == node {
+			if s.loans > 0 && o.Node() == node {
 				s.told = true
 				held[o] = s
 				lent = append(lent, Lent{Object: o, Holder: h})

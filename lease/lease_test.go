@@ -189,7 +189,7 @@ func TestReplace(t *testing.T) {
 	if fresh, lent, freed := table.Changes(); !slices.Equal(fresh, []Object{9}) || len(lent) != 0 || len(freed) != 0 {
 		t.Errorf("%v, %v, %v", fresh, lent, freed)
 	}
-	if got := table.Holders(9); !slices.Equal(got, []Share{{a, 3}}) {
+	if got := table.Holders(func(o Object) bool { return o == 9 }); len(got) != 1 || !slices.Equal(got[9], []Share{{a, 3, 0}}) {
 		t.Errorf("%v", got)
 	}
 	if table.Raise(a, map[Object]int{9: 1, 7: 2}); !table.Release(a, 7, 2) || !table.Release(a, 9, 3) {
@@ -205,5 +205,72 @@ func TestReplace(t *testing.T) {
 	}
 	if table.Replace(a, nil); table.Len() != 1 || !table.Has(8) {
 		t.Errorf("%d objects are left", table.Len())
+	}
+}
+
+// A loan may end before its holder lets go; each that was made is given back by
+// itself, as the next may be on its way already.
+func TestLoansThatAreGivenBack(t *testing.T) {
+	var table Table
+	a := Worker(1)
+	table.Unlend(a, 7, 1) // of which nobody has heard
+	for range 2 {
+		table.Add(a, 7)
+		table.Place(7, 40)
+		table.Lend(a, 7)
+	}
+	table.Changes()
+	table.Unlend(a, 7, 1)
+	if lent := table.Loans(); !slices.Equal(lent, []Lent{{7, a, false}}) || table.Changed() {
+		t.Errorf("%v: the second stands", lent)
+	}
+	table.Unlend(a, 7, 5)
+	table.Unlend(a, 7, 1)
+	if _, ended, freed := table.Changes(); !slices.Equal(ended, []Lent{{7, a, true}}) || len(freed) != 0 {
+		t.Errorf("%v, %v", ended, freed)
+	}
+	table.Add(a, 7)
+	if table.Lend(a, 7) != 40 || !slices.Equal(table.Loans(), []Lent{{7, a, false}}) {
+		t.Error("not lent again")
+	}
+	table.Release(a, 7, 2) // of one the loan stands, as far as was said
+	if table.Changed() {
+		t.Error("a loan ended with another right")
+	}
+	table.Release(a, 7, 1)
+	if _, ended, freed := table.Changes(); !slices.Equal(ended, []Lent{{7, a, true}}) || len(freed) != 1 {
+		t.Errorf("%v, %v", ended, freed)
+	}
+}
+
+// What a holder says of its loans takes the place of what was counted, and its
+// store is told all of it: nobody knows what another head had told.
+func TestBorrows(t *testing.T) {
+	var table Table
+	a := Worker(1)
+	table.Replace(a, map[Object]int{7: 2, 8: 1})
+	table.Changes()
+	table.Borrows(a, map[Object]int{7: 5, 9: 1})
+	if !table.Lending() {
+		t.Error("a loan that nobody hears of")
+	}
+	if lent := table.Loans(); !slices.Equal(lent, []Lent{{7, a, false}}) || table.Lending() {
+		t.Errorf("%v", lent)
+	}
+	if _, ended, _ := table.Changes(); !slices.Equal(ended, []Lent{{8, a, true}}) {
+		t.Errorf("%v", ended)
+	}
+	table.Unlend(a, 7, 1)
+	if table.Changed() {
+		t.Error("there were two")
+	}
+	table.Unlend(a, 7, 1)
+	if _, ended, _ := table.Changes(); !slices.Equal(ended, []Lent{{7, a, true}}) {
+		t.Errorf("%v", ended)
+	}
+	table.Borrows(a, map[Object]int{7: 1})
+	table.End(a) // before it could be told
+	if _, ended, _ := table.Changes(); !slices.Equal(ended, []Lent{{8, a, true}, {7, a, true}}) || len(table.Loans()) != 0 {
+		t.Errorf("%v", ended)
 	}
 }

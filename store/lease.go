@@ -185,6 +185,16 @@ func (l *ledger) lend(id, holder uint64, count int, now float64) {
 	l.rest(o)
 }
 
+// unlendAll is the head's word that it tells all loans anew.
+func (l *ledger) unlendAll() {
+	for _, o := range l.objects {
+		if len(o.lent) > 0 {
+			clear(o.lent)
+			l.rest(o)
+		}
+	}
+}
+
 // hold, drop and gone are the head's words.
 func (l *ledger) hold(id uint64) {
 	if o := l.objects[id]; o != nil {

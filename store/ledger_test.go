@@ -504,3 +504,31 @@ func TestRoom(t *testing.T) {
 		t.Errorf("more than the machine has: %+v", next)
 	}
 }
+
+// What is lent is not spilled; a head that tells all loans anew ends the others.
+func TestLoansKeepObjectsInMemory(t *testing.T) {
+	l := newLedger(0, 4<<20, 64<<20, 100)
+	p := l.join(1, 100)
+	var ids []uint64
+	for range 2 {
+		o := l.room(p, 1<<20, never, false, 0).object
+		l.made(o, 3)
+		l.seal(p, o.id, o.size, "")
+		l.hold(o.id)
+		l.lend(o.id, 7, 1, 0)
+		ids = append(ids, o.id)
+	}
+	l.lend(ids[0], 8, 1, 0)
+	if l.idle.Len() != 0 {
+		t.Fatal("what is read where it lies could be spilled")
+	}
+	l.lend(ids[0], 7, -1, 0)
+	if l.idle.Len() != 0 {
+		t.Fatal("one of two was given back")
+	}
+	l.unlendAll()
+	l.lend(ids[1], 7, 1, 0)
+	if l.idle.Len() != 1 || l.objects[ids[0]].lru == nil {
+		t.Fatalf("%d can be spilled", l.idle.Len())
+	}
+}

@@ -50,8 +50,13 @@ func (l *ledger) status() *wire.StoreStatus {
 	return s
 }
 
-// told is how many objects the error of a full store names.
-const told = 4
+const (
+	// told is how many objects the error of a full store names, and how many who have
+	// handles.
+	told = 4
+	// mostAsked is of how many objects the error of a full store asks who has handles.
+	mostAsked = 10_000
+)
 
 // place is what the error of a full store needs to know of where it is.
 type place struct {
@@ -62,8 +67,9 @@ type place struct {
 }
 
 // fullError says who has the room that is wanted. free is what the machine can
-// spare; cause is what went wrong beyond all that: a disk, the kernel.
-func (l *ledger) fullError(at place, size, free uint64, cause error, now float64) error {
+// spare; cause is what went wrong beyond all that: a disk, the kernel; held is who
+// has handles, as far as that is known.
+func (l *ledger) fullError(at place, size, free uint64, cause error, held []wire.Held, now float64) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "the store of %s has no room for %s", at.node, bytesText(size))
 	switch {
@@ -85,8 +91,11 @@ func (l *ledger) fullError(at place, size, free uint64, cause error, now float64
 	case size <= l.budget:
 		fmt.Fprintf(&b, "; %s of at most %s are spilled to %s, and what is being read or written stays in memory", bytesText(l.spilled), bytesText(l.spillLimit), at.spillDir)
 	}
-	if largest := l.largest(at, now); len(largest) > 0 {
+	if largest := l.largest(at, held, now); len(largest) > 0 {
 		b.WriteString(". The largest in memory: " + strings.Join(largest, "; "))
+	}
+	if holders := l.holders(held); len(holders) > 0 {
+		b.WriteString(". Handles of what is in memory: " + strings.Join(holders, "; "))
 	}
 	b.WriteString(". Let go of batches and arrays that are not needed (del, release()), send less at once, or give it more: MUSTER_STORE_BYTES")
 	if at.spillDir == "" {
@@ -102,14 +111,8 @@ func (l *ledger) fullError(at place, size, free uint64, cause error, now float64
 
 // largest words the largest objects in memory: what they are, who made them and
 // who keeps them, since when.
-func (l *ledger) largest(at place, now float64) []string {
-	var all []*object
-	for _, o := range l.objects {
-		if o.segment != nil && !o.segment.file {
-			all = append(all, o)
-		}
-	}
-	slices.SortFunc(all, func(a, b *object) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.id, b.id)) })
+func (l *ledger) largest(at place, held []wire.Held, now float64) []string {
+	all := l.inMemory()
 	var lines []string
 	for _, o := range all[:min(told, len(all))] {
 		what := o.what
@@ -143,12 +146,77 @@ func (l *ledger) largest(at place, now float64) []string {
 			line += ", never finished"
 		case o.copy != nil && o.views > 0:
 			line += ", being fetched or passed on"
-		case o.held:
-			line += ", somebody has a handle of it"
+		case o.held || o.copy != nil:
+			line += ", " + handlesText(o.id, held)
 		default:
 			line += ", not sent yet"
 		}
 		lines = append(lines, line)
+	}
+	if more := len(all) - told; more > 0 {
+		lines = append(lines, fmt.Sprintf("%d more", more))
+	}
+	return lines
+}
+
+// inMemory are the objects in memory, the largest first.
+func (l *ledger) inMemory() []*object {
+	var all []*object
+	for _, o := range l.objects {
+		if o.segment != nil && !o.segment.file {
+			all = append(all, o)
+		}
+	}
+	slices.SortFunc(all, func(a, b *object) int { return cmp.Or(cmp.Compare(b.size, a.size), cmp.Compare(a.id, b.id)) })
+	return all
+}
+
+// handlesText says who has handles of an object.
+func handlesText(id uint64, held []wire.Held) string {
+	var names []string
+	for _, h := range held {
+		if h.Object == id {
+			names = append(names, fmt.Sprintf("%s for %s", h.Holder, secondsText(h.Seconds)))
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return "somebody has a handle of it"
+	case len(names) > 3:
+		names = append(names[:3], fmt.Sprintf("%d more", len(names)-3))
+	}
+	return "held by " + strings.Join(names, ", ")
+}
+
+// holders words who has the most in handles of what is in memory.
+func (l *ledger) holders(held []wire.Held) []string {
+	type total struct {
+		name    string
+		bytes   uint64
+		objects int
+	}
+	by := map[string]*total{}
+	var all []*total
+	for _, h := range held {
+		o := l.objects[h.Object]
+		if o == nil {
+			continue // gone meanwhile
+		}
+		t := by[h.Holder]
+		if t == nil {
+			t = &total{name: h.Holder}
+			by[h.Holder] = t
+			all = append(all, t)
+		}
+		t.bytes += o.size
+		t.objects++
+	}
+	slices.SortFunc(all, func(a, b *total) int {
+		return cmp.Or(cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.name, b.name))
+	})
+	var lines []string
+	for _, t := range all[:min(told, len(all))] {
+		lines = append(lines, fmt.Sprintf("%s has %s in %d of them", t.name, bytesText(t.bytes), t.objects))
 	}
 	if more := len(all) - told; more > 0 {
 		lines = append(lines, fmt.Sprintf("%d more", more))

@@ -48,6 +48,9 @@ type Options struct {
 	Moving func(object uint64)
 	// Process names a process for people; nil: by its id.
 	Process func(pid int) string
+	// Holders says who has handles of objects, as far as the head answers soon; nil:
+	// that is not to be had. It is asked when the store is full.
+	Holders func(ctx context.Context, objects []uint64) []wire.Held
 }
 
 // Store holds the objects of one node. Its methods may be called concurrently.
@@ -126,6 +129,9 @@ func (s *Store) Objects(m *wire.Objects) {
 	defer s.unlock()
 	for _, id := range m.Hold {
 		s.ledger.hold(id)
+	}
+	if m.All {
+		s.ledger.unlendAll()
 	}
 	for _, l := range m.Lent {
 		s.ledger.lend(l.Object, l.Holder, l.Count, now())
@@ -240,9 +246,8 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 			next = s.ledger.room(p, size, free, maySpill, now())
 		}
 		if next.full && isFull {
-			err := s.ledger.fullError(s.at, size, free, nil, now())
 			s.mu.Unlock()
-			return nil, false, err
+			return nil, false, s.full(size, free, nil)
 		}
 		var roomy <-chan struct{}
 		if next.wait || next.full {
@@ -291,10 +296,23 @@ func errClosed(node string) error {
 	return spec.Errorf(spec.CodeNodeLost, "the store of %s is closing", node)
 }
 
+// full is the error of a store that has no room. Who has handles is asked for now,
+// and not before.
 func (s *Store) full(size, free uint64, cause error) error {
+	var held []wire.Held
+	if s.opts.Holders != nil {
+		s.mu.Lock()
+		objects := s.ledger.inMemory()
+		s.mu.Unlock()
+		ids := make([]uint64, 0, min(len(objects), mostAsked))
+		for _, o := range objects[:cap(ids)] {
+			ids = append(ids, o.id)
+		}
+		held = s.opts.Holders(s.ctx, ids)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ledger.fullError(s.at, size, free, cause, now())
+	return s.ledger.fullError(s.at, size, free, cause, held, now())
 }
 
 func (s *Store) makeMemory(o *object) error {

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -272,6 +274,21 @@ func TestFull(t *testing.T) {
 	if e := spec.AsError(err); e.Node != "node-3" {
 		t.Errorf("the error is of node %q", e.Node)
 	}
+	r.opts.Holders = func(_ context.Context, objects []uint64) []wire.Held {
+		if len(objects) != 3 || objects[0] != read || objects[1] != told {
+			t.Errorf("asked who has handles of %x", objects)
+		}
+		var held []wire.Held
+		for _, id := range objects[:2] {
+			for i := range 5 {
+				held = append(held, wire.Held{Object: id, Holder: fmt.Sprintf("keeper-%d", i), Seconds: 42})
+			}
+		}
+		return append(held, wire.Held{Object: told, Holder: "the script", Seconds: 1}, wire.Held{Object: 77, Holder: "nobody"})
+	}
+	_, err = c.Alloc(mib)
+	wantError(t, err, spec.CodeStoreFull, "1 MiB, a batch of 2, made by actor-3", "held by keeper-0 for 42 s, keeper-1 for 42 s, keeper-2 for 42 s, 3 more",
+		"Handles of what is in memory: keeper-0 has 3 MiB in 2 of them; keeper-1 has", "; 2 more")
 	v.Close()
 }
 

@@ -550,9 +550,9 @@ func (z WorkerAt) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *WorkerBack) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 4
+	// map header, size 5
 	// string "received"
-	o = append(o, 0x84, 0xa8, 0x72, 0x65, 0x63, 0x65, 0x69, 0x76, 0x65, 0x64)
+	o = append(o, 0x85, 0xa8, 0x72, 0x65, 0x63, 0x65, 0x69, 0x76, 0x65, 0x64)
 	o = msgp.AppendUint32(o, z.Received)
 	// string "legs"
 	o = append(o, 0xa4, 0x6c, 0x65, 0x67, 0x73)
@@ -571,6 +571,16 @@ func (z *WorkerBack) MarshalMsg(b []byte) (o []byte, err error) {
 		o, err = z.Objects[za0002].MarshalMsg(o)
 		if err != nil {
 			err = msgp.WrapError(err, "Objects", za0002)
+			return
+		}
+	}
+	// string "lent"
+	o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+	for za0003 := range z.Lent {
+		o, err = z.Lent[za0003].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Lent", za0003)
 			return
 		}
 	}
@@ -646,6 +656,25 @@ func (z *WorkerBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "lent":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Lent")
+				return
+			}
+			if cap(z.Lent) >= int(zb0004) {
+				z.Lent = (z.Lent)[:zb0004]
+			} else {
+				z.Lent = make([]Released, zb0004)
+			}
+			for za0003 := range z.Lent {
+				bts, err = z.Lent[za0003].UnmarshalMsg(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0003)
+					return
+				}
+			}
 		case "ready":
 			bts, err = z.Ready.UnmarshalMsg(bts)
 			if err != nil {
@@ -673,6 +702,10 @@ func (z *WorkerBack) Msgsize() (s int) {
 	s += 8 + msgp.ArrayHeaderSize
 	for za0002 := range z.Objects {
 		s += z.Objects[za0002].Msgsize()
+	}
+	s += 5 + msgp.ArrayHeaderSize
+	for za0003 := range z.Lent {
+		s += z.Lent[za0003].Msgsize()
 	}
 	s += 6 + z.Ready.Msgsize()
 	return

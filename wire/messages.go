@@ -70,9 +70,12 @@ type Welcome struct {
 // Empty is the body of answers that say nothing more.
 type Empty struct{}
 
-// Releases (notice release) says how often less its sender knows of objects.
+// Releases (notice release) says how often less its sender knows of objects, and
+// which of those that it still knows of it does not read any more where they lie:
+// it will ask the store for them.
 type Releases struct {
 	Objects []Released `msg:"objects"`
+	Lent    []Released `msg:"lent,omitempty"`
 }
 
 //msgp:tuple Released
@@ -485,19 +488,21 @@ type Exited struct {
 // of effect: Hold those that the head has seen, those that were Lent may be read
 // where they lie, Moved are those that nobody is told the place of any more,
 // Drop those that nobody has a handle of any more, and free what holders that
-// are Gone made and never told the head of.
+// are Gone made and never told the head of. With All, nothing is lent but what
+// Lent says.
 type Objects struct {
 	Hold  []uint64 `msg:"hold"`
 	Lent  []Lent   `msg:"lent"`
 	Moved []uint64 `msg:"moved"`
 	Drop  []uint64 `msg:"drop"`
 	Gone  []uint64 `msg:"gone"`
+	All   bool     `msg:"all,omitempty"`
 }
 
 //msgp:tuple Lent
 
 // Lent says that a holder was told where an object lies, or, with Count -1, that
-// it does not know of it any more.
+// it reads it there no more.
 type Lent struct {
 	Object uint64
 	Holder uint64
@@ -533,6 +538,15 @@ type StoreObject struct {
 	Held   bool        `msg:"held"`  // somebody has a handle, says the head
 	Since  float64     `msg:"since"` // unix seconds
 	Views  []StoreView `msg:"views"`
+	// Handles are who knows of it, as the head has counted; a store leaves them out.
+	Handles []StoreHandle `msg:"handles"`
+}
+
+// StoreHandle says that somebody has a handle of an object: a process, or a call.
+type StoreHandle struct {
+	Holder  uint64  `msg:"holder"`
+	Count   int     `msg:"count"`
+	Seconds float64 `msg:"seconds"` // for how long
 }
 
 // StoreView says that a process has an object's bytes in use.
@@ -549,7 +563,29 @@ type StoreReport struct {
 	Holders []HolderName  `msg:"holders"`
 }
 
-// HolderName names a holder for people: a worker, or a controller's process.
+// HoldersAsk (notice holders, of an agent) asks who has handles of objects, for the
+// error of a store that is full. The head answers by Holders.
+type HoldersAsk struct {
+	ID      uint64   `msg:"id"`
+	Objects []uint64 `msg:"objects"`
+}
+
+// Holders (notice holders) answers HoldersAsk.
+type Holders struct {
+	ID   uint64 `msg:"id"`
+	Held []Held `msg:"held"`
+}
+
+//msgp:tuple Held
+
+// Held is an object, and somebody who has a handle of it, for how many seconds.
+type Held struct {
+	Object  uint64
+	Holder  string
+	Seconds float64
+}
+
+// HolderName names a holder for people: a worker, a controller's process, or a call.
 type HolderName struct {
 	Holder uint64 `msg:"holder"`
 	Name   string `msg:"name"`

@@ -1368,6 +1368,54 @@ func (z *Failed) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z Held) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// array header, size 3
+	o = append(o, 0x93)
+	o = msgp.AppendUint64(o, z.Object)
+	o = msgp.AppendString(o, z.Holder)
+	o = msgp.AppendFloat64(o, z.Seconds)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Held) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadArrayHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	if zb0001 != 3 {
+		err = msgp.ArrayError{Wanted: 3, Got: zb0001}
+		return
+	}
+	z.Object, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Object")
+		return
+	}
+	z.Holder, bts, err = msgp.ReadStringBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Holder")
+		return
+	}
+	z.Seconds, bts, err = msgp.ReadFloat64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Seconds")
+		return
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z Held) Msgsize() (s int) {
+	s = 1 + msgp.Uint64Size + msgp.StringPrefixSize + len(z.Holder) + msgp.Float64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *Hello) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
 	// check for omitted fields
@@ -1735,6 +1783,187 @@ func (z *HolderName) UnmarshalMsg(bts []byte) (o []byte, err error) {
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z HolderName) Msgsize() (s int) {
 	s = 1 + 7 + msgp.Uint64Size + 5 + msgp.StringPrefixSize + len(z.Name)
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *Holders) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "id"
+	o = append(o, 0x82, 0xa2, 0x69, 0x64)
+	o = msgp.AppendUint64(o, z.ID)
+	// string "held"
+	o = append(o, 0xa4, 0x68, 0x65, 0x6c, 0x64)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Held)))
+	for za0001 := range z.Held {
+		// array header, size 3
+		o = append(o, 0x93)
+		o = msgp.AppendUint64(o, z.Held[za0001].Object)
+		o = msgp.AppendString(o, z.Held[za0001].Holder)
+		o = msgp.AppendFloat64(o, z.Held[za0001].Seconds)
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *Holders) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "id":
+			z.ID, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "ID")
+				return
+			}
+		case "held":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Held")
+				return
+			}
+			if cap(z.Held) >= int(zb0002) {
+				z.Held = (z.Held)[:zb0002]
+			} else {
+				z.Held = make([]Held, zb0002)
+			}
+			for za0001 := range z.Held {
+				var zb0003 uint32
+				zb0003, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Held", za0001)
+					return
+				}
+				if zb0003 != 3 {
+					err = msgp.ArrayError{Wanted: 3, Got: zb0003}
+					return
+				}
+				z.Held[za0001].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Held", za0001, "Object")
+					return
+				}
+				z.Held[za0001].Holder, bts, err = msgp.ReadStringBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Held", za0001, "Holder")
+					return
+				}
+				z.Held[za0001].Seconds, bts, err = msgp.ReadFloat64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Held", za0001, "Seconds")
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *Holders) Msgsize() (s int) {
+	s = 1 + 3 + msgp.Uint64Size + 5 + msgp.ArrayHeaderSize
+	for za0001 := range z.Held {
+		s += 1 + msgp.Uint64Size + msgp.StringPrefixSize + len(z.Held[za0001].Holder) + msgp.Float64Size
+	}
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
+func (z *HoldersAsk) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 2
+	// string "id"
+	o = append(o, 0x82, 0xa2, 0x69, 0x64)
+	o = msgp.AppendUint64(o, z.ID)
+	// string "objects"
+	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+	for za0001 := range z.Objects {
+		o = msgp.AppendUint64(o, z.Objects[za0001])
+	}
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *HoldersAsk) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "id":
+			z.ID, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "ID")
+				return
+			}
+		case "objects":
+			var zb0002 uint32
+			zb0002, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Objects")
+				return
+			}
+			if cap(z.Objects) >= int(zb0002) {
+				z.Objects = (z.Objects)[:zb0002]
+			} else {
+				z.Objects = make([]uint64, zb0002)
+			}
+			for za0001 := range z.Objects {
+				z.Objects[za0001], bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Objects", za0001)
+					return
+				}
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z *HoldersAsk) Msgsize() (s int) {
+	s = 1 + 3 + msgp.Uint64Size + 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (msgp.Uint64Size))
 	return
 }
 
@@ -2561,40 +2790,58 @@ func (z NodesRequest) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Objects) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 5
-	// string "hold"
-	o = append(o, 0x85, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Hold)))
-	for za0001 := range z.Hold {
-		o = msgp.AppendUint64(o, z.Hold[za0001])
+	// check for omitted fields
+	zb0001Len := uint32(6)
+	var zb0001Mask uint8 /* 6 bits */
+	_ = zb0001Mask
+	if z.All == false {
+		zb0001Len--
+		zb0001Mask |= 0x20
 	}
-	// string "lent"
-	o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
-	for za0002 := range z.Lent {
-		// array header, size 3
-		o = append(o, 0x93)
-		o = msgp.AppendUint64(o, z.Lent[za0002].Object)
-		o = msgp.AppendUint64(o, z.Lent[za0002].Holder)
-		o = msgp.AppendInt(o, z.Lent[za0002].Count)
-	}
-	// string "moved"
-	o = append(o, 0xa5, 0x6d, 0x6f, 0x76, 0x65, 0x64)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Moved)))
-	for za0003 := range z.Moved {
-		o = msgp.AppendUint64(o, z.Moved[za0003])
-	}
-	// string "drop"
-	o = append(o, 0xa4, 0x64, 0x72, 0x6f, 0x70)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Drop)))
-	for za0004 := range z.Drop {
-		o = msgp.AppendUint64(o, z.Drop[za0004])
-	}
-	// string "gone"
-	o = append(o, 0xa4, 0x67, 0x6f, 0x6e, 0x65)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Gone)))
-	for za0005 := range z.Gone {
-		o = msgp.AppendUint64(o, z.Gone[za0005])
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "hold"
+		o = append(o, 0xa4, 0x68, 0x6f, 0x6c, 0x64)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Hold)))
+		for za0001 := range z.Hold {
+			o = msgp.AppendUint64(o, z.Hold[za0001])
+		}
+		// string "lent"
+		o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+		for za0002 := range z.Lent {
+			// array header, size 3
+			o = append(o, 0x93)
+			o = msgp.AppendUint64(o, z.Lent[za0002].Object)
+			o = msgp.AppendUint64(o, z.Lent[za0002].Holder)
+			o = msgp.AppendInt(o, z.Lent[za0002].Count)
+		}
+		// string "moved"
+		o = append(o, 0xa5, 0x6d, 0x6f, 0x76, 0x65, 0x64)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Moved)))
+		for za0003 := range z.Moved {
+			o = msgp.AppendUint64(o, z.Moved[za0003])
+		}
+		// string "drop"
+		o = append(o, 0xa4, 0x64, 0x72, 0x6f, 0x70)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Drop)))
+		for za0004 := range z.Drop {
+			o = msgp.AppendUint64(o, z.Drop[za0004])
+		}
+		// string "gone"
+		o = append(o, 0xa4, 0x67, 0x6f, 0x6e, 0x65)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Gone)))
+		for za0005 := range z.Gone {
+			o = msgp.AppendUint64(o, z.Gone[za0005])
+		}
+		if (zb0001Mask & 0x20) == 0 { // if not omitted
+			// string "all"
+			o = append(o, 0xa3, 0x61, 0x6c, 0x6c)
+			o = msgp.AppendBool(o, z.All)
+		}
 	}
 	return
 }
@@ -2732,6 +2979,12 @@ func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "all":
+			z.All, bts, err = msgp.ReadBoolBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "All")
+				return
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -2746,7 +2999,7 @@ func (z *Objects) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Objects) Msgsize() (s int) {
-	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (21 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize)) + 6 + msgp.ArrayHeaderSize + (len(z.Moved) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size))
+	s = 1 + 5 + msgp.ArrayHeaderSize + (len(z.Hold) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (21 + msgp.Uint64Size + msgp.Uint64Size + msgp.IntSize)) + 6 + msgp.ArrayHeaderSize + (len(z.Moved) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Drop) * (msgp.Uint64Size)) + 5 + msgp.ArrayHeaderSize + (len(z.Gone) * (msgp.Uint64Size)) + 4 + msgp.BoolSize
 	return
 }
 
@@ -3748,15 +4001,39 @@ func (z Released) Msgsize() (s int) {
 // MarshalMsg implements msgp.Marshaler
 func (z *Releases) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 1
-	// string "objects"
-	o = append(o, 0x81, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
-	for za0001 := range z.Objects {
-		// array header, size 2
-		o = append(o, 0x92)
-		o = msgp.AppendUint64(o, z.Objects[za0001].Object)
-		o = msgp.AppendInt(o, z.Objects[za0001].Count)
+	// check for omitted fields
+	zb0001Len := uint32(2)
+	var zb0001Mask uint8 /* 2 bits */
+	_ = zb0001Mask
+	if z.Lent == nil {
+		zb0001Len--
+		zb0001Mask |= 0x2
+	}
+	// variable map header, size zb0001Len
+	o = append(o, 0x80|uint8(zb0001Len))
+
+	// skip if no fields are to be emitted
+	if zb0001Len != 0 {
+		// string "objects"
+		o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
+		for za0001 := range z.Objects {
+			// array header, size 2
+			o = append(o, 0x92)
+			o = msgp.AppendUint64(o, z.Objects[za0001].Object)
+			o = msgp.AppendInt(o, z.Objects[za0001].Count)
+		}
+		if (zb0001Mask & 0x2) == 0 { // if not omitted
+			// string "lent"
+			o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
+			o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+			for za0002 := range z.Lent {
+				// array header, size 2
+				o = append(o, 0x92)
+				o = msgp.AppendUint64(o, z.Lent[za0002].Object)
+				o = msgp.AppendInt(o, z.Lent[za0002].Count)
+			}
+		}
 	}
 	return
 }
@@ -3813,6 +4090,40 @@ func (z *Releases) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					return
 				}
 			}
+		case "lent":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Lent")
+				return
+			}
+			if cap(z.Lent) >= int(zb0004) {
+				z.Lent = (z.Lent)[:zb0004]
+			} else {
+				z.Lent = make([]Released, zb0004)
+			}
+			for za0002 := range z.Lent {
+				var zb0005 uint32
+				zb0005, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002)
+					return
+				}
+				if zb0005 != 2 {
+					err = msgp.ArrayError{Wanted: 2, Got: zb0005}
+					return
+				}
+				z.Lent[za0002].Object, bts, err = msgp.ReadUint64Bytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Object")
+					return
+				}
+				z.Lent[za0002].Count, bts, err = msgp.ReadIntBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Lent", za0002, "Count")
+					return
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -3827,7 +4138,7 @@ func (z *Releases) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *Releases) Msgsize() (s int) {
-	s = 1 + 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize))
+	s = 1 + 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (14 + msgp.Uint64Size + msgp.IntSize)) + 5 + msgp.ArrayHeaderSize + (len(z.Lent) * (14 + msgp.Uint64Size + msgp.IntSize))
 	return
 }
 
@@ -4505,11 +4816,81 @@ func (z *Stop) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
+func (z StoreHandle) MarshalMsg(b []byte) (o []byte, err error) {
+	o = msgp.Require(b, z.Msgsize())
+	// map header, size 3
+	// string "holder"
+	o = append(o, 0x83, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+	o = msgp.AppendUint64(o, z.Holder)
+	// string "count"
+	o = append(o, 0xa5, 0x63, 0x6f, 0x75, 0x6e, 0x74)
+	o = msgp.AppendInt(o, z.Count)
+	// string "seconds"
+	o = append(o, 0xa7, 0x73, 0x65, 0x63, 0x6f, 0x6e, 0x64, 0x73)
+	o = msgp.AppendFloat64(o, z.Seconds)
+	return
+}
+
+// UnmarshalMsg implements msgp.Unmarshaler
+func (z *StoreHandle) UnmarshalMsg(bts []byte) (o []byte, err error) {
+	var field []byte
+	_ = field
+	var zb0001 uint32
+	zb0001, bts, err = msgp.ReadMapHeaderBytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err)
+		return
+	}
+	for zb0001 > 0 {
+		zb0001--
+		field, bts, err = msgp.ReadMapKeyZC(bts)
+		if err != nil {
+			err = msgp.WrapError(err)
+			return
+		}
+		switch msgp.UnsafeString(field) {
+		case "holder":
+			z.Holder, bts, err = msgp.ReadUint64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Holder")
+				return
+			}
+		case "count":
+			z.Count, bts, err = msgp.ReadIntBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Count")
+				return
+			}
+		case "seconds":
+			z.Seconds, bts, err = msgp.ReadFloat64Bytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Seconds")
+				return
+			}
+		default:
+			bts, err = msgp.Skip(bts)
+			if err != nil {
+				err = msgp.WrapError(err)
+				return
+			}
+		}
+	}
+	o = bts
+	return
+}
+
+// Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
+func (z StoreHandle) Msgsize() (s int) {
+	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.IntSize + 8 + msgp.Float64Size
+	return
+}
+
+// MarshalMsg implements msgp.Marshaler
 func (z *StoreObject) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// map header, size 9
+	// map header, size 10
 	// string "object"
-	o = append(o, 0x89, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
+	o = append(o, 0x8a, 0xa6, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74)
 	o = msgp.AppendUint64(o, z.Object)
 	// string "bytes"
 	o = append(o, 0xa5, 0x62, 0x79, 0x74, 0x65, 0x73)
@@ -4546,6 +4927,21 @@ func (z *StoreObject) MarshalMsg(b []byte) (o []byte, err error) {
 		// string "since"
 		o = append(o, 0xa5, 0x73, 0x69, 0x6e, 0x63, 0x65)
 		o = msgp.AppendFloat64(o, z.Views[za0001].Since)
+	}
+	// string "handles"
+	o = append(o, 0xa7, 0x68, 0x61, 0x6e, 0x64, 0x6c, 0x65, 0x73)
+	o = msgp.AppendArrayHeader(o, uint32(len(z.Handles)))
+	for za0002 := range z.Handles {
+		// map header, size 3
+		// string "holder"
+		o = append(o, 0x83, 0xa6, 0x68, 0x6f, 0x6c, 0x64, 0x65, 0x72)
+		o = msgp.AppendUint64(o, z.Handles[za0002].Holder)
+		// string "count"
+		o = append(o, 0xa5, 0x63, 0x6f, 0x75, 0x6e, 0x74)
+		o = msgp.AppendInt(o, z.Handles[za0002].Count)
+		// string "seconds"
+		o = append(o, 0xa7, 0x73, 0x65, 0x63, 0x6f, 0x6e, 0x64, 0x73)
+		o = msgp.AppendFloat64(o, z.Handles[za0002].Seconds)
 	}
 	return
 }
@@ -4670,6 +5066,60 @@ func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
 					}
 				}
 			}
+		case "handles":
+			var zb0004 uint32
+			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
+			if err != nil {
+				err = msgp.WrapError(err, "Handles")
+				return
+			}
+			if cap(z.Handles) >= int(zb0004) {
+				z.Handles = (z.Handles)[:zb0004]
+			} else {
+				z.Handles = make([]StoreHandle, zb0004)
+			}
+			for za0002 := range z.Handles {
+				var zb0005 uint32
+				zb0005, bts, err = msgp.ReadMapHeaderBytes(bts)
+				if err != nil {
+					err = msgp.WrapError(err, "Handles", za0002)
+					return
+				}
+				for zb0005 > 0 {
+					zb0005--
+					field, bts, err = msgp.ReadMapKeyZC(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Handles", za0002)
+						return
+					}
+					switch msgp.UnsafeString(field) {
+					case "holder":
+						z.Handles[za0002].Holder, bts, err = msgp.ReadUint64Bytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Handles", za0002, "Holder")
+							return
+						}
+					case "count":
+						z.Handles[za0002].Count, bts, err = msgp.ReadIntBytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Handles", za0002, "Count")
+							return
+						}
+					case "seconds":
+						z.Handles[za0002].Seconds, bts, err = msgp.ReadFloat64Bytes(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Handles", za0002, "Seconds")
+							return
+						}
+					default:
+						bts, err = msgp.Skip(bts)
+						if err != nil {
+							err = msgp.WrapError(err, "Handles", za0002)
+							return
+						}
+					}
+				}
+			}
 		default:
 			bts, err = msgp.Skip(bts)
 			if err != nil {
@@ -4684,7 +5134,7 @@ func (z *StoreObject) UnmarshalMsg(bts []byte) (o []byte, err error) {
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
 func (z *StoreObject) Msgsize() (s int) {
-	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 5 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
+	s = 1 + 7 + msgp.Uint64Size + 6 + msgp.Uint64Size + 5 + msgp.Uint64Size + 6 + msgp.StringPrefixSize + len(z.State) + 5 + msgp.StringPrefixSize + len(z.What) + 6 + msgp.Uint64Size + 5 + msgp.BoolSize + 6 + msgp.Float64Size + 6 + msgp.ArrayHeaderSize + (len(z.Views) * (20 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size)) + 8 + msgp.ArrayHeaderSize + (len(z.Handles) * (22 + msgp.Uint64Size + msgp.IntSize + msgp.Float64Size))
 	return
 }
 

@@ -372,6 +372,12 @@ func (a *Agent) notice(f *wire.Frame) {
 			a.script.Sources(a.join.Node, s)
 			return
 		}
+	case verb == "holders" && a.script.Holders != nil:
+		var m wire.Holders
+		if _, err = m.UnmarshalMsg(body); err == nil {
+			a.script.Holders(a.join.Node, m)
+			return
+		}
 	case verb == "pong", a.script.Objects == nil:
 		return
 	default:

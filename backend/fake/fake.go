@@ -40,6 +40,8 @@ type Script struct {
 	Objects func(node int, o wire.Objects)
 	// Sources is told whom the head sends a node's store to.
 	Sources func(node int, s wire.Sources)
+	// Holders is told who has handles, as a node's store asked.
+	Holders func(node int, m wire.Holders)
 	// Holds is what a worker that comes back says it knows of, Stored what the
 	// store of a node has; by default nothing.
 	Holds  func(w *Worker) []wire.Released

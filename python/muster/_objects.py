@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from . import _errors, _wire
 from ._endings import Ending, endings, flusher, nobody, waiting, when_gone
+from ._loans import Account, Loans
 
 if TYPE_CHECKING:
     import numpy
 
-    from ._leases import Borrowed, Lease, Store
+    from ._leases import Lease, Store
     from ._shm import Mapping
     from ._store import Stores
 
@@ -134,7 +135,10 @@ class Ledger:
         self.counting = threading.RLock()  # while rights that came are counted
         self.ended: list[Ending] = []  # with accounts
         self.at_end = flusher(self.flush)
-        self.given_back: list[tuple[int, int]] = []  # objects and counts, for the head
+        #: Objects and counts, for the head; with a count of 0 it is a loan that is given back.
+        self.given_back: list[tuple[int, int]] = []
+        self.loans = loans = Loans()
+        self.fresh, self.read = loans.fresh, loans.read  # what `settle` is about
         #: The call that runs, if its reply takes along what was given back of its own arguments:
         #: until then the head holds those for the call anyway. Else 0.
         self.leg = 0
@@ -169,6 +173,15 @@ class Ledger:
             self._pressing = False
             self.send()
 
+    def settle(self, call: int) -> None:
+        """A call has ended, and its reply takes along which loans have. For when there
+        are some, ``fresh`` or ``read``."""
+        with self._sorting, self.counting:
+            self._sort()
+            self.given_back += self.loans.settle(call)
+        if self.ended:  # by a finalizer that found us sorting
+            self.flush()
+
     def _sort(self) -> None:
         while self.ended:
             ending = self.ended[0]
@@ -176,6 +189,9 @@ class Ledger:
             endings.pop(id(ending), None)  # as in forget
             for borrowed in account.borrowed:  # not to be seen any more when others are told
                 borrowed.give_back(account)
+            self.fresh.pop(id(account), None)
+            if self.loans.busy() and self.loans.gone(account):
+                self.given_back += [(account.object, 0)]
             # No call between the two steps, after which a signal handler could run.
             if account.count:
                 if account.leg != self.leg:
@@ -196,12 +212,17 @@ class Ledger:
             object, count = told[0]
             notice = b"%b%b%c" % (_ONE_RELEASED, object.to_bytes(8, "big"), count)
             return _wire.HEADER.pack(len(notice), _wire.KIND_NOTICE, 0, 0, 0, number, ack) + notice
-        if first > 1:
-            counts: Counter[int] = Counter()
-            for object, count in told:
+        counts: Counter[int] = Counter()
+        loans: Counter[int] = Counter()
+        for object, count in told:
+            if count:
                 counts[object] += count
-            told = [*counts.items()]
-        notice = _wire.pack(["release", {"objects": told}])
+            else:
+                loans[object] += 1
+        said = {"objects": [*counts.items()]}
+        if loans:
+            said["lent"] = [*loans.items()]
+        notice = _wire.pack(["release", said])
         frame: bytes = _wire.pack_frame(_wire.KIND_NOTICE, 0, notice, peer=number, ack=ack)[0]
         return frame
 
@@ -209,6 +230,10 @@ class Ledger:
         """How often this process knows of each object, for a head that is told anew. What waits
         to be given back is left out, and nothing of it has to be said any more. Nobody may be
         sending meanwhile."""
+        return self.stock_and_loans()[0]
+
+    def stock_and_loans(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """`stock`, and how many of those counts are loans."""
         with self._sorting, self.counting:
             self._sort()
             del self.given_back[:]
@@ -216,7 +241,7 @@ class Ledger:
             for account in waiting(Account):
                 if account.ledger is self and account.count:
                     counts[account.object] += account.count
-            return [*counts.items()]
+            return [*counts.items()], self.loans.counts()
 
     def retire(self) -> None:
         """The session is over; views that are held stay good."""
@@ -249,32 +274,6 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
     known = welcome is not None and bool(welcome.get("store_dir"))
     _Current.ledger = Ledger(welcome) if welcome is not None and known else None
     return _Current.ledger
-
-
-class Account:
-    """What is to be given back for an object in the end."""
-
-    __slots__ = (
-        "borrowed",
-        "count",
-        "ledger",
-        "leg",
-        "lines",
-        "maker",
-        "object",
-        "segment",
-        "watched",
-    )
-
-    ledger: Ledger
-    object: int
-    watched: bool
-    segment: int  # where it lies: of what was made here, and of what was lent
-    leg: int  # the call with whose arguments it came
-    borrowed: tuple[Borrowed, ...]  # where it is looked at, if it was lent
-    count: int  # as the head has it
-    maker: Store | None  # the store's connection, if it was made here
-    lines: tuple[Any, ...]  # connections by which the head was told of what was made
 
 
 class Right:
@@ -431,9 +430,11 @@ def _borrowed(right: Right, end: int) -> Any:
     """All of an object that came with a leg, seen by nobody else, as a ctypes array; None where
     it is to be opened, or has no so many bytes."""
     account, ledger = right.account, right.ledger
-    if not account.segment or account.maker is not None:
+    if account.segment <= 0 or account.maker is not None:
         return None
     with ledger.counting:
+        if account.segment <= 0:  # meanwhile
+            return None
         for borrowed in account.borrowed:
             memory = borrowed.memory(right, end)
             if memory is not None:
@@ -460,9 +461,9 @@ def from_buffer(buf: Any) -> Source:
     return Inline(buf)
 
 
-def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
+def claim(bufs: Any, ledger: Ledger, leg: bool = False, call: int = 0) -> None:
     """Take the rights that come with a frame, in the places of its references. With a leg come
-    loans: its objects may be read where they lie for as long as there is a right to them.
+    loans: its objects may be read where they lie until its call has ended (`Ledger.settle`).
 
     It may be done again when it was interrupted: a right counts once it has its place.
     """
@@ -477,6 +478,9 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
             account.borrowed = account.lines = ()
             account.leg, account.segment = (ledger.leg, segment) if leg else (0, 0)
             right.account = account
+            if account.segment:
+                account.call = call
+                ledger.fresh[id(account)] = account
             when_gone(right, account, ledger.ended, ledger.at_end)
             stored.right = right
             stored.offset = offset
@@ -486,10 +490,10 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False) -> None:
             account.count = 1
     elif _wire.Reference in map(type, bufs):
         with ledger.counting:
-            _claim(bufs, ledger, leg)
+            _claim(bufs, ledger, leg, call)
 
 
-def _claim(bufs: Any, ledger: Ledger, leg: bool) -> None:
+def _claim(bufs: Any, ledger: Ledger, leg: bool, call: int) -> None:
     rights: dict[int, Right] = {}
     for buf in bufs:
         if type(buf) is Stored:
@@ -500,8 +504,11 @@ def _claim(bufs: Any, ledger: Ledger, leg: bool) -> None:
             if right is None:
                 right = rights[buf.object] = Right(ledger, buf.object)
                 if leg:
-                    right.account.leg = ledger.leg
-                    right.account.segment = buf.segment
+                    account = right.account
+                    account.leg, account.call = ledger.leg, call
+                    account.segment = buf.segment
+                    if buf.segment:
+                        ledger.fresh[id(account)] = account
             bufs[i] = Stored(right, buf.offset, buf.length)
     for right in rights.values():
         right.account.count = 1

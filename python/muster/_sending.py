@@ -16,6 +16,7 @@ from typing import Any
 
 from . import _objects, _wire
 from ._endings import attempt, owned
+from ._loans import Account
 from ._reading import LEADER_LOOKS, Reader, Turn
 from ._unanswered import Hold, MovedOn, Parts
 from ._waiting import unsent
@@ -57,7 +58,7 @@ class Sender(Reader):
         if self._failure is not None:
             raise self._failure()
         ack = (self._held_ack if self._holds else self._answers) & 0xFFFFFFFF  # as in _ack
-        told: list[_objects.Account] = []
+        told: list[Account] = []
         cut = False
         with self._send_lock:
             if self._outgoing is not None:

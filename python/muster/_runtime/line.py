@@ -94,6 +94,12 @@ class Line:
         if self.given_back:
             self.flush()
 
+    def settle(self, call: int) -> None:
+        """A call has ended, and its reply is about to go out."""
+        ledger = self.ledger
+        if ledger is not None and (ledger.fresh or ledger.read):
+            ledger.settle(call)
+
     def tell(self, notice: bytes) -> None:
         """Send a notice. Where there is no head, the next one is told all anyway."""
         with self._lock:

@@ -257,6 +257,9 @@ class Loop:
         self._active -= 1
         self._muted.discard(leg[1])
         flags, body, bufs = reply
+        ledger = self._ledger
+        if ledger is not None and (ledger.fresh or ledger.read):
+            ledger.settle(leg[1])
         named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
         stream = self._way.stream
         number = 0 if stream is None else stream.number()

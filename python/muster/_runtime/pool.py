@@ -140,6 +140,7 @@ class Pool:
         flags, body, bufs = host.result(name, value) if error is None else host.failure(name, error)
         value = error = None  # what only they name is given back with the reply
         host.check_process()
+        self._line.settle(call)
         self._line.reply(leg, flags, body, bufs)
 
     def _begin(self, slot: _Slot, call: int) -> None:

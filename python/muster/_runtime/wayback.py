@@ -86,7 +86,7 @@ class WayBack:
             if self.stream is not stream:
                 return None
             if bufs and self._ledger is not None:
-                _objects.claim(bufs, self._ledger, leg=True)
+                _objects.claim(bufs, self._ledger, leg=True, call=call)
             kept = self.kept  # as in Kept.receive
             leg: Leg = [kept.received + 1, call, body, None]
             kept.legs.append(leg)
@@ -155,14 +155,16 @@ class WayBack:
         """All that a head is told first by a stream, in pieces, and what of it there was."""
         with self._lock:
             objects: list[tuple[int, int]] = []
+            lent: list[tuple[int, int]] = []
             if self._ledger is not None:
                 _context.take_in()  # answers to our own calls bring rights, too
-                objects = self._ledger.stock()
+                objects, lent = self._ledger.stock_and_loans()
             stock = self.kept.stock()
         back = {
             "received": stock.received & 0xFFFFFFFF,
             "legs": stock.told(),
             "objects": objects,
+            "lent": lent,
             "ready": self.ready(),
         }
         first = _notice(stream, "back", back)
