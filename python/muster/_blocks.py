@@ -46,6 +46,11 @@ class Block:
         """Whether its bytes ride in frames."""
         return isinstance(self.source, _objects.Inline)
 
+    def unwritten(self) -> Block:
+        """The same rows as they are sent, without what was written to them here; of what rides
+        in frames."""
+        return Block(None, self.source) if self.inline else self
+
     def names(self) -> list[str]:
         """The columns."""
         given = self._given
@@ -83,8 +88,6 @@ class Block:
             except ReleasedError as error:
                 raise ReleasedError(f"this batch cannot be read any more: {error}") from None
             if self.inline:
-                if root.ctypes.data % 16:
-                    root = root.copy()  # frames pack their buffers without gaps
                 self._kept = root
             else:
                 self._root = weakref.ref(root)

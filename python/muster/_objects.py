@@ -83,11 +83,11 @@ class Inline:
         self.nbytes = self._data.nbytes
 
     def root(self) -> numpy.ndarray[Any, Any]:
-        """The bytes as a writable array; what cannot be written to is copied."""
+        """A copy, whatever they lie in: what is written to it is not what is sent."""
         import numpy
 
-        data: Any = bytearray(self._data) if self._data.readonly else self._data
-        return numpy.frombuffer(data, numpy.uint8)
+        made: _Bytes = numpy.frombuffer(self._data, numpy.uint8).copy()
+        return made
 
     def need(self, spans: Sequence[tuple[int, int]]) -> None:
         """All are here."""
