@@ -64,9 +64,9 @@ def to_torch(batch: Batch, device: Any, names: Iterable[str] | None) -> dict[str
     copies = _cuda.Copies(torch, target) if target is not None else None
     for name in batch.columns if names is None else names:
         part = batch._part(name)
-        made = None
-        if copies is not None:
-            made = copies.column(part.columns[name], part.pieces)
+        made, stored = None, part.columns[name]
+        if copies and _cuda.as_stored(batch._cache.get(name), stored, part.pieces):
+            made = copies.column(stored, part.pieces)
         if made is None:
             made = _tensors(name, batch[name])
             if made is not None and target is not None:
@@ -74,9 +74,8 @@ def to_torch(batch: Batch, device: Any, names: Iterable[str] | None) -> dict[str
         if made is not None:
             found[name] = made
         elif names is not None:
-            raise TypeError(
-                f"column {name!r} has no tensors: {part.pieces[0].block.describe(part.columns[name])}"
-            )
+            what = part.pieces[0].block.describe(stored)
+            raise TypeError(f"column {name!r} has no tensors: {what}")
     if copies is not None:
         copies.finish()
     return found

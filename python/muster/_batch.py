@@ -87,6 +87,7 @@ class Batch:
             )
         if not parts and self._one is not None:
             self._parts = parts = [_legs.part_of(*self._one)]
+            parts[0].pieces[0].block.show(self._cache)
         return parts
 
     # --- what it is ----------------------------------------------------------------------
@@ -159,6 +160,8 @@ class Batch:
                 value = _legs.read(*self._one, key)
                 if value is not None:
                     self._cache[key] = value
+                    if self._parts:
+                        self._parts[0].pieces[0].block.show((key,))
                     return value
             return self._value(key)
         if isinstance(key, slice):

@@ -7,26 +7,28 @@ and gathering them is here.
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from . import _columns, _drafts, _layout, _objects, _store
+from . import _columns, _drafts, _layout, _objects, _pages, _store
 from ._columns import Array, Bytes, Column, Index
 from ._errors import ProtocolError, ReleasedError
 from ._rows import Piece
 
 _NAMES_SHOWN = 8
+_PAGE = mmap.PAGESIZE
 
 
 class Block:
     """Columns of the same rows; once it is stored it never changes."""
 
-    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "source")
+    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "_shown", "source")
 
     def __init__(self, given: dict[str, Any] | None, source: _objects.Source | None) -> None:
         self._given = given
@@ -35,6 +37,7 @@ class Block:
         self._lock = threading.Lock()
         self._root: Any = None  # a weak reference: what is made over it holds it
         self._kept: Any = None  # the same where it costs nothing to hold
+        self._shown: set[str] = set()  # columns of which views were given out
 
     @property
     def local(self) -> bool:
@@ -130,6 +133,22 @@ class Block:
         """Have some rows of a column here, for who reads them by `device_address`."""
         self._column(name, [rows])
 
+    def show(self, names: Iterable[str]) -> None:
+        """Somebody has views of these columns."""
+        self._shown.update(names)
+
+    def written(self, name: str) -> bool:
+        """Whether somebody here wrote to a column, which then differs from what lies in the store;
+        where the kernel does not tell, whether somebody could."""
+        if name not in self._shown:
+            return False
+        base, spans = self.content().ctypes.data, self.header().columns[name].spans
+        ends = [(base + at, base + at + length) for at, length in spans if length]
+        if not ends:
+            return False
+        start = min(ends)[0] // _PAGE * _PAGE
+        return _pages.written(start, -(-max(ends)[1] // _PAGE) * _PAGE - start)
+
     # --- reading -------------------------------------------------------------------------
 
     def whole(
@@ -139,7 +158,9 @@ class Block:
         ``pickle`` is None, because to draft that may pickle."""
         given = self._given
         if given is None:
-            return self._column(name, some)
+            column = self._column(name, some)
+            self._shown.add(name)
+            return column
         value = given[name]
         if pickle is None and (isinstance(value, list) or _of_objects(value)):
             return None
@@ -157,8 +178,9 @@ class Block:
         given = self._given
         if given is not None:
             return _some(given[name], rows)
+        content, source = self.content(), self.source
+        self._shown.add(name)
         if type(rows) is range:
-            content, source = self.content(), self.source
             if source is not None and source.partial:
                 return self._stored(name, rows).value()
             value = _layout.plain_rows(content, self.header(), name, rows.start, rows.stop)

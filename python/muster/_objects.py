@@ -86,7 +86,7 @@ class Inline:
         """A copy, whatever they lie in: what is written to it is not what is sent."""
         import numpy
 
-        made: _Bytes = numpy.frombuffer(self._data, numpy.uint8).copy()
+        made: numpy.ndarray[Any, Any] = numpy.frombuffer(self._data, numpy.uint8).copy()
         return made
 
     def need(self, spans: Sequence[tuple[int, int]]) -> None:
