@@ -12,14 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _arrow, _blame, _columns, _cuda, _drafts
+from . import _arrays, _arrow, _blame, _blocks, _columns, _cuda, _drafts
 from ._batch import Batch
-from ._columns import Array, Fixed, Ragged
+from ._columns import Array, Column, Fixed, Ragged
 
 _TORCH_KINDS = "biufc"
 
 
 # --- numpy -------------------------------------------------------------------------------
+
+
+def to_numpy(batch: Batch) -> dict[str, Array]:
+    """Columns as arrays."""
+    found: dict[str, Array] = {}
+    for name, value in batch.to_dict().items():
+        column = _without_rows(batch, name) if isinstance(value, list) else None
+        if isinstance(column, Fixed):
+            found[name] = _widened(name, column.type, column.data)
+        elif column is not None and column.kind != "object":
+            found[name] = _columns.as_objects([])
+        else:
+            found[name] = numpy_column(name, value)
+    return found
 
 
 def numpy_column(name: str, value: Any) -> Array:
@@ -68,7 +82,7 @@ def to_torch(batch: Batch, device: Any, names: Iterable[str] | None) -> dict[str
         if copies and _cuda.as_stored(batch._cache.get(name), stored, part.pieces):
             made = copies.column(stored, part.pieces)
         if made is None:
-            made = _tensors(name, batch[name])
+            made = _tensors(name, batch[name], _without_rows(batch, name))
             if made is not None and target is not None:
                 made = _moved(made, target)
         if made is not None:
@@ -81,8 +95,17 @@ def to_torch(batch: Batch, device: Any, names: Iterable[str] | None) -> dict[str
     return found
 
 
-def _tensors(name: str, value: Any) -> Any:
-    """A tensor, a list of tensors, or None for what torch has no type for."""
+def _without_rows(batch: Batch, name: str) -> Column | None:
+    """The column of a batch that has no rows: a list does not tell its type then."""
+    part = batch._part(name)
+    if len(batch):
+        return None
+    return _blocks.empty_of(name, part.columns[name], part.pieces)
+
+
+def _tensors(name: str, value: Any, column: Column | None) -> Any:
+    """A tensor, a list of tensors, or None for what torch has no type for. ``column`` is the
+    value's, where it has no rows."""
     if not isinstance(value, (list, np.ndarray)):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OT":
@@ -90,7 +113,8 @@ def _tensors(name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return None
     try:
-        column = _drafts.draft(name, value, "off")
+        if column is None:
+            column = _drafts.draft(name, value, "off")
     except Exception:  # objects
         return None
     if isinstance(column, Fixed):
@@ -99,8 +123,7 @@ def _tensors(name: str, value: Any) -> Any:
         if column.lib == "torch":
             return column.value()
         rows = [None if row is None else _tensor(row) for row in column.rows()]
-        given = [row for row in column.rows() if row is not None]
-        return None if any(_tensor(row) is None for row in given[:1]) else rows
+        return None if _tensor(np.empty(0, _columns.dtype_of(column.type))) is None else rows
     return None
 
 

@@ -375,7 +375,7 @@ class Batch:
         """Every column as an array; lists that are no numbers become arrays of objects."""
         from . import _adapters
 
-        return {name: _adapters.numpy_column(name, v) for name, v in self.to_dict().items()}
+        return _adapters.to_numpy(self)
 
     def to_torch(self, device: Any = None, columns: Iterable[str] | None = None) -> dict[str, Any]:
         """Columns as tensors, ragged ones as lists of tensors, on a device if one is named.

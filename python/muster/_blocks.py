@@ -18,7 +18,7 @@ import numpy as np
 
 from . import _columns, _drafts, _layout, _objects, _pages, _store
 from ._columns import Array, Bytes, Column, Index
-from ._errors import ProtocolError, ReleasedError
+from ._errors import EncodingError, ProtocolError, ReleasedError
 from ._rows import Piece
 
 _NAMES_SHOWN = 8
@@ -171,7 +171,10 @@ class Block:
         given = self._given
         if given is None:
             return self._stored(name, rows)
-        return _drafts.draft(name, _some(given[name], rows), pickle)
+        value = given[name]
+        if not len(rows) and len(value) and (isinstance(value, list) or _of_objects(value)):
+            return _no_rows(name, value, pickle)
+        return _drafts.draft(name, _some(value, rows), pickle)
 
     def read(self, name: str, rows: range | Index) -> Any:
         """Some rows as the user had them."""
@@ -219,6 +222,14 @@ def _some(value: Any, rows: range | Index) -> Any:
     if isinstance(value, np.ndarray):
         return np.take(value, rows, axis=0)
     return value[rows.astype(np.int64)]
+
+
+def _no_rows(name: str, value: Any, pickle: str) -> Column:
+    """None of the rows of a list, of the type that all of them have."""
+    try:
+        return _drafts.draft(name, value, "off").take(range(0))
+    except EncodingError:
+        return _drafts.draft(name, value[:0], pickle)
 
 
 def _placed(rows: int, columns: Mapping[str, Column]) -> _objects.Source:
@@ -285,6 +296,14 @@ def _wholes(
     if len({_columns.signature(column) for column in columns.values()}) > 1:
         return None
     return [(columns[id(block)], rows) for block, rows in pieces]
+
+
+def empty_of(name: str, stored: str, pieces: Sequence[Piece]) -> Column | None:
+    """A column without rows, for its type; None for objects, which have none."""
+    try:
+        return column_of(name, stored, pieces, "off")
+    except EncodingError:
+        return None
 
 
 def content_of(rows: int, columns: Mapping[str, Column]) -> Array:

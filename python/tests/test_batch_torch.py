@@ -50,6 +50,36 @@ def test_tensors_of_every_column() -> None:
     assert back["n"].tolist() == [7, 7, 7]
 
 
+def test_no_rows_have_types() -> None:
+    """A rank that gets no rows has the columns that the others have."""
+    whole = Batch(
+        {
+            "x": np.arange(4),
+            "l": [[1], [], [2], [3]],
+            "r": [np.arange(2, dtype=np.int32)] * 4,
+            "s": [torch.arange(2)] * 4,
+            "n": [1, 2, 3, 4],
+            "f": [np.float32(1)] * 4,
+            "t": ["a"] * 4,
+            "o": [{1}, 2, None, 3],
+        }
+    )
+    came = sent(whole)
+    for none in (whole[:0], came[:0], sent(whole[:0]), sent(came[4:]), came[[]]):
+        found = none.to_torch()
+        assert {name: type(value) for name, value in found.items()} == {
+            name: type(value) for name, value in came[:1].to_torch().items()
+        }
+        assert found["n"].dtype == torch.int64 and found["f"].dtype == torch.float32
+        assert found["l"] == [] and none.to_torch(columns=["r"]) == {"r": []}
+        with pytest.raises(TypeError, match="column 't' has no tensors: text"):
+            none.to_torch(columns=["t"])
+        for name, array in none.to_numpy().items():
+            assert len(array) == 0
+            assert name == "o" or array.dtype == came[:1].to_numpy()[name].dtype
+    assert Batch({"x": []}).to_torch() == {} and Batch({"x": []}).to_numpy()["x"].shape == (0,)
+
+
 def test_arrays_of_tensors() -> None:
     found = Batch(
         {
