@@ -51,6 +51,10 @@ def numpy_column(name: str, value: Any) -> Array:
             pass
     if kinds and all(isinstance(row, np.generic) for row in value) and len(kinds) == 1:
         return np.array(value)
+    if kinds and all(hasattr(row, "detach") for row in value):
+        column = _drafted(name, value)
+        if isinstance(column, Fixed):
+            return _widened(name, column.type, column.data)
     rows = [numpy_column(name, row) if hasattr(row, "detach") else row for row in value]
     return _columns.as_objects([np.array(row) if type(row) is list else row for row in rows])
 
@@ -112,19 +116,45 @@ def _tensors(name: str, value: Any, column: Column | None) -> Any:
         return _tensor(value)
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return None
-    try:
-        if column is None:
-            column = _drafts.draft(name, value, "off")
-    except Exception:  # objects
-        return None
+    column = _drafted(name, value) if column is None else column
     if isinstance(column, Fixed):
+        if column.lib in ("tensors", "object"):
+            return _columns.tensor_of(column.data, column.type)
         return _tensor(column.data)
     if isinstance(column, Ragged):
-        if column.lib == "torch":
-            return column.value()
+        if column.lib in ("torch", "tensors"):
+            return list(column.value())
         rows = [None if row is None else _tensor(row) for row in column.rows()]
         return None if _tensor(np.empty(0, _columns.dtype_of(column.type))) is None else rows
     return None
+
+
+def _drafted(name: str, value: Any) -> Column | None:
+    """What a value is as a column; None for objects."""
+    try:
+        return _drafts.draft(name, value, "off")
+    except Exception:
+        alike = _alike(value)
+        return None if alike is value else _drafted(name, alike)
+
+
+def _alike(rows: Any) -> Any:
+    """Arrays or tensors, those without elements of the type that the others have: where nothing
+    else is said, ``np.array([])`` and ``torch.tensor([])`` are of floats."""
+    there = [row for row in rows if row is not None]
+    if len({*map(type, there)}) != 1 or not all(getattr(row, "shape", ()) for row in there):
+        return rows
+    types = {(row.dtype, tuple(row.shape[1:])) for row in there}
+    if len(types) == 1:
+        return rows
+    some = {(row.dtype, tuple(row.shape[1:])) for row in there if len(row)}
+    if not some:  # all are empty: what was said goes before what was not
+        some = types - {(np.dtype(np.float64), ()), (_arrays.importing("torch").float32, ())}
+    if len(some) != 1:
+        return rows
+    ((dtype, dims),) = some
+    none = next(row for row in there if (row.dtype, tuple(row.shape[1:])) == (dtype, dims))[:0]
+    return [row if row is None or len(row) else none for row in rows]
 
 
 def _tensor(array: Array) -> Any:

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
 
-from . import _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _wire
+from . import _blame, _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _wire
 from ._blocks import Block
 from ._errors import MusterError, ReleasedError
 from ._parts import Part
@@ -48,7 +48,13 @@ class Batch:
     def __init__(
         self, columns: Mapping[str, Any] | None = None, meta: Mapping[Any, Any] | None = None
     ) -> None:
-        given = {name: _drafts.take(name, value) for name, value in (columns or {}).items()}
+        columns = {} if columns is None else columns  # some have no truth, as a TensorDict
+        if not hasattr(columns, "items"):
+            raise TypeError(
+                f"a batch is made of a dict of columns, not of a {_blame.type_name(columns)}; "
+                "Batch.of takes rows, tables and others' types"
+            )
+        given = {name: _drafts.take(name, value) for name, value in columns.items()}
         self._rows = _common_length(given)
         self._parts = []
         if given:
