@@ -224,7 +224,9 @@ class Ledger:
             self._stores.retire()
 
     def abandon(self) -> None:
-        """In a forked child: none of it is this process's."""
+        """In a forked child: none of it is this process's. What the parent has a right to may be
+        read here, too, for as long as it has."""
+        self._sorting, self.counting = threading.Lock(), threading.RLock()  # whoever had them
         if self._stores is not None:
             self._stores.abandon()
 

@@ -1,7 +1,8 @@
-"""Writes into what was read from a batch: who sees them."""
+"""Writes into what was read from a batch: who sees them, in this process and in others."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import fakestore
@@ -49,3 +50,27 @@ def test_writes_are_not_sent_by_many() -> None:
         one["x"][:] = 7
     whole = Batch.concat(many)
     assert whole["x"].min() == 7 and sent(whole)["x"].max() == 1
+
+
+def test_a_forked_child_reads() -> None:
+    """As a DataLoader with workers does, over a batch that was read before the fork, and not."""
+    with fakestore.Stores() as stores:
+        batches = [sent(Batch({"x": np.arange(20000), "t": ["a"] * 20000})) for _ in range(3)]
+        kept, seen = batches[1]["x"], batches[2][:10000]["x"]
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                stores.ledger.abandon()  # what the SDK does after a fork
+                _objects.use(None)
+                for batch in batches:
+                    batch["x"][0] = 5
+                    assert batch["x"].sum() == np.arange(20000).sum() + 5 and batch["t"][-1] == "a"
+                    assert batch[7]["x"] == 7 and len(batch[:5].to_dict()["t"]) == 5
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert kept[0] == seen[0] == batches[0]["x"][0] == 0
+        del batches, kept, seen
+        stores.store.wait_for(lambda: not stores.store.views())
