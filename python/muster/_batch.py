@@ -55,7 +55,7 @@ class Batch:
                 "Batch.of takes rows, tables and others' types"
             )
         given = {name: _drafts.take(name, value) for name, value in columns.items()}
-        self._rows = _common_length(given)
+        self._rows = _drafts.common_length(given)
         self._parts = []
         if given:
             piece = Piece(Block(given, None), range(self._rows))
@@ -123,9 +123,10 @@ class Batch:
     def nbytes(self) -> int:
         """The bytes of its rows."""
         return sum(
-            _blocks.column_of(name, stored, part.pieces, "on").nbytes
+            block.nbytes(stored, rows)
             for part in self._live()
-            for name, stored in part.columns.items()
+            for block, rows in part.pieces
+            for stored in part.columns.values()
         )
 
     def __contains__(self, name: object) -> bool:
@@ -181,10 +182,11 @@ class Batch:
             return self.take(key)
         if not -len(self) <= row < self._rows:
             raise IndexError(f"row {row} of a batch of {self._rows} rows")
-        held = self._held()
-        found = {name: self._value(name)[row] for name in self.columns}
-        del held
-        return found
+        row %= self._rows
+        one, read = self._slice(row, row + 1), self._cache
+        for part in one._live():
+            part.pieces[0].block.hold()
+        return {n: read[n][row] if n in read else one._value(n)[0] for n in self.columns}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = self.columns
@@ -345,9 +347,12 @@ class Batch:
     def balanced(self, by: str | Sequence[float] | np.ndarray[Any, Any]) -> Batch:
         """Cut so that shards weigh the same: by a column of numbers, by the lengths of the rows
         of another one, or by a number for each row."""
-        values = self._value(by) if isinstance(by, str) else by
-        what = f"column {by!r}" if isinstance(by, str) else "the weights"
-        weights = _rows.weights(what, values)
+        values: Any = by
+        if isinstance(by, str):
+            part = self._part(by)
+            values = _blocks.lengths_of(part.columns[by], part.pieces)
+            values = self._value(by) if values is None else values
+        weights = _rows.weights(f"column {by!r}" if isinstance(by, str) else "the weights", values)
         if len(weights) != len(self):
             raise ValueError(f"{len(weights)} weights for {len(self)} rows")
         return self._like(self._live(), cut=(self._cut or Cut())._replace(weights=weights))
@@ -566,18 +571,3 @@ def _from_wire(names: Iterable[str]) -> dict[str, str]:
         shown, _, stored = name.partition("\0")
         found[shown] = stored or shown
     return found
-
-
-def _common_length(columns: Mapping[str, Any]) -> int:
-    first, rows = "", 0
-    for name, value in columns.items():
-        if not first:
-            first, rows = name, len(value)
-        elif len(value) != rows:
-            raise ValueError(
-                f"columns of one batch have as many rows: {first!r} has {rows}, "
-                f"{name!r} has {len(value)}"
-            )
-    if rows > _rows.MAX_ROWS:
-        raise ValueError(f"{rows} rows are more than a batch can have, {_rows.MAX_ROWS}")
-    return rows

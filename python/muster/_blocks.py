@@ -7,6 +7,7 @@ and gathering them is here.
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import weakref
@@ -15,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import _columns, _drafts, _layout, _objects, _pages, _store
 from ._columns import Array, Bytes, Column, Index
@@ -23,6 +25,7 @@ from ._rows import Piece
 
 _NAMES_SHOWN = 8
 _PAGE = mmap.PAGESIZE
+_LONG = ("ragged", "text", "bytes")
 
 
 class Block:
@@ -96,6 +99,11 @@ class Block:
                 self._root = weakref.ref(root)
         return root  # type: ignore[no-any-return]
 
+    def hold(self) -> None:
+        """Keep what is stored open, for who reads it row by row."""
+        if not self.local:
+            self._kept = self.content()
+
     def header(self) -> _layout.Header:
         """What lies in the object."""
         header = self._header
@@ -132,6 +140,29 @@ class Block:
     def ensure(self, name: str, rows: range | Index) -> None:
         """Have some rows of a column here, for who reads them by `device_address`."""
         self._column(name, [rows])
+
+    def lengths(self, name: str, rows: range | Index) -> NDArray[np.int64] | None:
+        """How long stored rows are, in elements or bytes, without reading them; None where all
+        are of one shape."""
+        if self.header().columns[name].kind == "fixed":
+            return None
+        column = self._column(name, [])
+        check_rows(name, column, rows)
+        assert not isinstance(column, _columns.Fixed)
+        if isinstance(rows, range):
+            return np.diff(column.offsets[rows.start : rows.stop + 1])
+        at = rows.astype(np.int64)
+        return column.offsets[at + 1] - column.offsets[at]
+
+    def nbytes(self, name: str, rows: range | Index) -> int:
+        """The bytes of some rows, and of where they begin; none that is stored is read."""
+        if self._given is not None:
+            return self.column(name, rows, "on").nbytes
+        spec, lengths = self.header().columns[name], self.lengths(name, rows)
+        size = 1
+        if spec.kind in ("fixed", "ragged"):
+            size = math.prod(spec.shape) * int(_columns.dtype_of(spec.type).itemsize)
+        return len(rows) * size if lengths is None else 8 * len(rows) + int(lengths.sum()) * size
 
     def show(self, names: Iterable[str]) -> None:
         """Somebody has views of these columns."""
@@ -264,6 +295,17 @@ def value_of(name: str, stored: str, pieces: Sequence[Piece]) -> Any:
         f"column {name!r} is {' in some rows and '.join(kinds)} in others: "
         "make it the same before the batches are put together"
     )
+
+
+def lengths_of(stored: str, pieces: Sequence[Piece]) -> NDArray[np.int64] | None:
+    """How long the rows of a column are, if they are stored and of lengths that tell something:
+    in elements, in bytes of UTF-8. No row is read."""
+    found = []
+    for block, rows in pieces:
+        if block.local or block.header().columns[stored].kind not in _LONG:
+            return None
+        found.append(block.lengths(stored, rows))
+    return np.concatenate(found)
 
 
 def column_of(name: str, stored: str, pieces: Sequence[Piece], pickle: str) -> Column:

@@ -19,6 +19,7 @@ import numpy as np
 from . import _blame, _pickling
 from ._columns import Array, Column, Fixed, Packed, Ragged, type_of
 from ._errors import EncodingError
+from ._rows import MAX_ROWS
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _NUMBERS = {bool: "|b1", int: "<i8", float: "<f8"}
@@ -62,6 +63,22 @@ def check_name(name: Any) -> None:
         raise TypeError(f"the name of a column is a str, not {name!r}")
     if not name or "\0" in name:
         raise ValueError(f"the name of a column is a text without NUL, not {name!r}")
+
+
+def common_length(columns: Mapping[str, Any]) -> int:
+    """How many rows columns have; ValueError where they differ, or are too many."""
+    first, rows = "", 0
+    for name, value in columns.items():
+        if not first:
+            first, rows = name, len(value)
+        elif len(value) != rows:
+            raise ValueError(
+                f"columns of one batch have as many rows: {first!r} has {rows}, "
+                f"{name!r} has {len(value)}"
+            )
+    if rows > MAX_ROWS:
+        raise ValueError(f"{rows} rows are more than a batch can have, {MAX_ROWS}")
+    return rows
 
 
 def _take_array(name: str, array: Array) -> Array:
