@@ -188,14 +188,24 @@ class Batch:
             part.pieces[0].block.hold()
         return {n: read[n][row] if n in read else one._value(n)[0] for n in self.columns}
 
+    def keys(self) -> list[str]:
+        """The names of the columns, so that ``dict(b)`` has those."""
+        return self.columns
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = self.columns
         held = self._held()
         values = [self._value(name) for name in names]
         del held
+        if not names:
+            return ({} for _ in range(self._rows))
         return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
     def _part(self, name: str) -> Part:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a column is named by a str, not by {name!r}; several, as b.select('x', 'y')"
+            )
         for part in self._live():
             if name in part.columns:
                 return part
@@ -235,11 +245,13 @@ class Batch:
 
     def repeat(self, n: int) -> Batch:
         """Each row n times, copies of a row beside each other."""
+        if _whole("repeat", n) < 0:
+            raise ValueError(f"rows cannot be repeated {n} times")
         return self.take(np.repeat(np.arange(self.__len__()), n))
 
     def chunk(self, n: int) -> list[Batch]:
         """n batches of consecutive rows, as even as can be, larger ones first."""
-        if n < 1:
+        if _whole("chunk", n) < 1:
             raise ValueError(f"a batch cannot be cut into {n} parts")
         size, more = divmod(self.__len__(), n)
         bounds = [i * size + min(i, more) for i in range(n + 1)]
@@ -247,7 +259,7 @@ class Batch:
 
     def split(self, rows: int) -> list[Batch]:
         """Batches of so many consecutive rows; the last may have fewer."""
-        if rows < 1:
+        if _whole("split", rows) < 1:
             raise ValueError(f"a batch cannot be split into batches of {rows} rows")
         total = self.__len__()
         return [self._slice(at, min(at + rows, total)) for at in range(0, total, rows)]
@@ -261,7 +273,13 @@ class Batch:
         given = list(batches)
         if not given:
             raise ValueError("no batches to put together: pass one at least")
-        some = [batch for batch in given if batch._live()] or given[:1]
+        for at, batch in enumerate(given):
+            if not isinstance(batch, Batch):
+                raise TypeError(
+                    f"batches are put together, and number {at} is a {_blame.type_name(batch)}: "
+                    "take muster.get(…) of a ref, Batch.of(…) of others' types"
+                )
+        some = [batch for batch in given if batch._live()] or given
         first = some[0].columns
         for at, batch in enumerate(some):
             lacks, extra = set(first) - {*batch.columns}, {*batch.columns} - set(first)
@@ -368,7 +386,7 @@ class Batch:
 
     def multiple_of(self, k: int) -> Batch:
         """Cut so that shards have a multiple of k rows; the last rows may be fewer."""
-        if k < 1:
+        if _whole("multiple_of", k) < 1:
             raise ValueError(f"no batch can be cut to multiples of {k}")
         cut = (self._cut or Cut())._replace(multiple=0 if k == 1 else k)
         return self._like(self._live(), cut=cut.or_none())
@@ -559,6 +577,13 @@ def _unpickled(data: Any, rows: int, cut: Any, meta: dict[Any, Any]) -> Batch:
         names = {name: name for name in block.names()}
         parts.append(Part(names, [Piece(block, range(rows))]))
     return Batch._of(rows, parts, None if cut is None else Cut(*cut), [meta] if meta else [])
+
+
+def _whole(method: str, n: Any) -> int:
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise TypeError(f"b.{method}(n) takes a whole number, not {n!r}") from None
 
 
 def _wire_names(columns: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Small looks at large batches: what is read of them."""
+"""Small looks at large batches: what is read of them; and what is asked for wrongly."""
 
 from __future__ import annotations
 
@@ -100,3 +100,53 @@ def test_a_row_shows_what_was_written() -> None:
     gathered = batch[[1, 0]]
     gathered["x"][0] = 3
     assert gathered[0]["x"].tolist() == [3, 3] and batch[1]["x"].tolist() == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda b: b.repeat(1.5), r"b.repeat\(n\) takes a whole number, not 1.5"),
+        (lambda b: b.multiple_of(1.5), r"b.multiple_of\(n\) takes a whole number"),
+        (lambda b: b.chunk("2"), r"b.chunk\(n\) takes a whole number, not '2'"),
+        (lambda b: b.split(2.0), r"b.split\(n\) takes a whole number"),
+        (lambda b: b.select(["x"]), r"a column is named by a str, not by \['x'\]"),
+        (lambda b: b.drop(5), "a column is named by a str, not by 5"),
+        (lambda b: Batch.concat((b, b.to_dict())), "number 1 is a dict: take muster.get"),
+        (lambda b: Batch.concat(b), "number 0 is a dict"),
+        (lambda b: Batch(b), "a dict of columns, not of a muster"),
+        (lambda b: b.balanced(5), "the weights is no number for each row"),
+        (lambda b: b.balanced(["a", 1, "b"]), "row 1 has no length, as the others have: 1"),
+    ],
+)
+def test_what_is_asked_for_wrongly(wrong: Any, says: str) -> None:
+    with pytest.raises(TypeError, match=says):
+        wrong(Batch({"x": [1, 2, 3]}))
+
+
+def test_weights_of_many_kinds() -> None:
+    batch = Batch(
+        {
+            "u": np.array(["a", "éé", ""]),
+            "t": np.array(["a", "éé", ""], np.dtypes.StringDType()),
+            "s": np.array([b"a", b"bbbb", b""]),
+            "l": ["a", "éé", None],
+        }
+    )
+    bufs: list[Any] = []
+    came = Batch._decode(batch._encode(bufs), bufs)
+    for one in (batch, came):
+        for by in (*one.columns, range(3), (1, 4, 0), iter([1, 4, 0])):
+            cut = one.balanced(by)._cut
+            assert cut is not None and cut.weights is not None
+            assert cut.weights.tolist() == ([0, 1, 2] if isinstance(by, range) else [1, 4, 0])
+
+
+def test_no_columns_and_all() -> None:
+    batch = Batch({"x": [1, 2, 3], "y": ["a", "b", "c"]})
+    assert dict(batch) == {**batch} == {"x": [1, 2, 3], "y": ["a", "b", "c"]}
+    none = batch.select()
+    assert len(none) == 3 and list(none) == [{}, {}, {}] and none[1] == {}
+    assert len(Batch.concat([none, none])) == 6 and len(Batch.concat([Batch(), none])) == 3
+    assert batch.repeat(0)["x"] == [] and batch.repeat(np.int64(2))["x"] == [1, 1, 2, 2, 3, 3]
+    with pytest.raises(ValueError, match="repeated -1 times"):
+        batch.repeat(-1)
