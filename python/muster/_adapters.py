@@ -12,14 +12,28 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _arrow, _blame, _columns, _cuda, _drafts
+from . import _arrays, _arrow, _blame, _blocks, _columns, _cuda, _drafts
 from ._batch import Batch
-from ._columns import Array, Fixed, Ragged
+from ._columns import Array, Column, Fixed, Ragged
 
 _TORCH_KINDS = "biufc"
 
 
 # --- numpy -------------------------------------------------------------------------------
+
+
+def to_numpy(batch: Batch) -> dict[str, Array]:
+    """Columns as arrays."""
+    found: dict[str, Array] = {}
+    for name, value in batch.to_dict().items():
+        column = _without_rows(batch, name) if isinstance(value, list) else None
+        if isinstance(column, Fixed):
+            found[name] = _widened(name, column.type, column.data)
+        elif column is not None and column.kind != "object":
+            found[name] = _columns.as_objects([])
+        else:
+            found[name] = numpy_column(name, value)
+    return found
 
 
 def numpy_column(name: str, value: Any) -> Array:
@@ -37,6 +51,10 @@ def numpy_column(name: str, value: Any) -> Array:
             pass
     if kinds and all(isinstance(row, np.generic) for row in value) and len(kinds) == 1:
         return np.array(value)
+    if kinds and all(hasattr(row, "detach") for row in value):
+        column = _drafted(name, value)
+        if isinstance(column, Fixed):
+            return _widened(name, column.type, column.data)
     rows = [numpy_column(name, row) if hasattr(row, "detach") else row for row in value]
     return _columns.as_objects([np.array(row) if type(row) is list else row for row in rows])
 
@@ -64,45 +82,79 @@ def to_torch(batch: Batch, device: Any, names: Iterable[str] | None) -> dict[str
     copies = _cuda.Copies(torch, target) if target is not None else None
     for name in batch.columns if names is None else names:
         part = batch._part(name)
-        made = None
-        if copies is not None:
-            made = copies.column(part.columns[name], part.pieces)
+        made, stored = None, part.columns[name]
+        if copies and _cuda.as_stored(batch._cache.get(name), stored, part.pieces):
+            made = copies.column(stored, part.pieces)
         if made is None:
-            made = _tensors(name, batch[name])
+            made = _tensors(name, batch[name], _without_rows(batch, name))
             if made is not None and target is not None:
                 made = _moved(made, target)
         if made is not None:
             found[name] = made
         elif names is not None:
-            raise TypeError(
-                f"column {name!r} has no tensors: {part.pieces[0].block.describe(part.columns[name])}"
-            )
+            what = part.pieces[0].block.describe(stored)
+            raise TypeError(f"column {name!r} has no tensors: {what}")
     if copies is not None:
         copies.finish()
     return found
 
 
-def _tensors(name: str, value: Any) -> Any:
-    """A tensor, a list of tensors, or None for what torch has no type for."""
+def _without_rows(batch: Batch, name: str) -> Column | None:
+    """The column of a batch that has no rows: a list does not tell its type then."""
+    part = batch._part(name)
+    if len(batch):
+        return None
+    return _blocks.empty_of(name, part.columns[name], part.pieces)
+
+
+def _tensors(name: str, value: Any, column: Column | None) -> Any:
+    """A tensor, a list of tensors, or None for what torch has no type for. ``column`` is the
+    value's, where it has no rows."""
     if not isinstance(value, (list, np.ndarray)):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind not in "OT":
         return _tensor(value)
     if isinstance(value, np.ndarray) and value.ndim > 1:
         return None
-    try:
-        column = _drafts.draft(name, value, "off")
-    except Exception:  # objects
-        return None
+    column = _drafted(name, value) if column is None else column
     if isinstance(column, Fixed):
+        if column.lib in ("tensors", "object"):
+            return _columns.tensor_of(column.data, column.type)
         return _tensor(column.data)
     if isinstance(column, Ragged):
-        if column.lib == "torch":
-            return column.value()
+        if column.lib in ("torch", "tensors"):
+            return list(column.value())
         rows = [None if row is None else _tensor(row) for row in column.rows()]
-        given = [row for row in column.rows() if row is not None]
-        return None if any(_tensor(row) is None for row in given[:1]) else rows
+        return None if _tensor(np.empty(0, _columns.dtype_of(column.type))) is None else rows
     return None
+
+
+def _drafted(name: str, value: Any) -> Column | None:
+    """What a value is as a column; None for objects."""
+    try:
+        return _drafts.draft(name, value, "off")
+    except Exception:
+        alike = _alike(value)
+        return None if alike is value else _drafted(name, alike)
+
+
+def _alike(rows: Any) -> Any:
+    """Arrays or tensors, those without elements of the type that the others have: where nothing
+    else is said, ``np.array([])`` and ``torch.tensor([])`` are of floats."""
+    there = [row for row in rows if row is not None]
+    if len({*map(type, there)}) != 1 or not all(getattr(row, "shape", ()) for row in there):
+        return rows
+    types = {(row.dtype, tuple(row.shape[1:])) for row in there}
+    if len(types) == 1:
+        return rows
+    some = {(row.dtype, tuple(row.shape[1:])) for row in there if len(row)}
+    if not some:  # all are empty: what was said goes before what was not
+        some = types - {(np.dtype(np.float64), ()), (_arrays.importing("torch").float32, ())}
+    if len(some) != 1:
+        return rows
+    ((dtype, dims),) = some
+    none = next(row for row in there if (row.dtype, tuple(row.shape[1:])) == (dtype, dims))[:0]
+    return [row if row is None or len(row) else none for row in rows]
 
 
 def _tensor(array: Array) -> Any:

@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
 
-from . import _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _wire
+from . import _blame, _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _wire
 from ._blocks import Block
 from ._errors import MusterError, ReleasedError
 from ._parts import Part
@@ -59,8 +59,14 @@ class Batch:
     def __init__(
         self, columns: Mapping[str, Any] | None = None, meta: Mapping[Any, Any] | None = None
     ) -> None:
-        given = {name: _drafts.take(name, value) for name, value in (columns or {}).items()}
-        self._rows = _common_length(given)
+        columns = {} if columns is None else columns  # some have no truth, as a TensorDict
+        if not hasattr(columns, "items"):
+            raise TypeError(
+                f"a batch is made of a dict of columns, not of a {_blame.type_name(columns)}; "
+                "Batch.of takes rows, tables and others' types"
+            )
+        given = {name: _drafts.take(name, value) for name, value in columns.items()}
+        self._rows = _drafts.common_length(given)
         self._parts = []
         if given:
             piece = Piece(Block(given, None), range(self._rows))
@@ -97,6 +103,7 @@ class Batch:
             )
         if not parts and self._one is not None:
             self._parts = parts = [_legs.part_of(*self._one)]
+            parts[0].pieces[0].block.show(self._cache)
         return parts
 
     # --- what it is ----------------------------------------------------------------------
@@ -128,9 +135,10 @@ class Batch:
     def nbytes(self) -> int:
         """The bytes of its rows."""
         return sum(
-            _blocks.column_of(name, stored, part.pieces, "on").nbytes
+            block.nbytes(stored, rows)
             for part in self._live()
-            for name, stored in part.columns.items()
+            for block, rows in part.pieces
+            for stored in part.columns.values()
         )
 
     def __contains__(self, name: object) -> bool:
@@ -172,6 +180,8 @@ class Batch:
                 value = _legs.read(*self._one, key)
                 if value is not None:
                     self._cache[key] = value
+                    if self._parts:
+                        self._parts[0].pieces[0].block.show((key,))
                     return value
             return self._value(key)
         if isinstance(key, slice):
@@ -185,19 +195,30 @@ class Batch:
             return self.take(key)
         if not -len(self) <= row < self._rows:
             raise IndexError(f"row {row} of a batch of {self._rows} rows")
-        held = self._held()
-        found = {name: self._value(name)[row] for name in self.columns}
-        del held
-        return found
+        row %= self._rows
+        one, read = self._slice(row, row + 1), self._cache
+        for part in one._live():
+            part.pieces[0].block.hold()
+        return {n: read[n][row] if n in read else one._value(n)[0] for n in self.columns}
+
+    def keys(self) -> list[str]:
+        """The names of the columns, so that ``dict(b)`` has those."""
+        return self.columns
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         names = self.columns
         held = self._held()
         values = [self._value(name) for name in names]
         del held
+        if not names:
+            return ({} for _ in range(self._rows))
         return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
 
     def _part(self, name: str) -> Part:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a column is named by a str, not by {name!r}; several, as b.select('x', 'y')"
+            )
         for part in self._live():
             if name in part.columns:
                 return part
@@ -237,11 +258,13 @@ class Batch:
 
     def repeat(self, n: int) -> Batch:
         """Each row n times, copies of a row beside each other."""
+        if _whole("repeat", n) < 0:
+            raise ValueError(f"rows cannot be repeated {n} times")
         return self.take(np.repeat(np.arange(self.__len__()), n))
 
     def chunk(self, n: int) -> list[Batch]:
         """n batches of consecutive rows, as even as can be, larger ones first."""
-        if n < 1:
+        if _whole("chunk", n) < 1:
             raise ValueError(f"a batch cannot be cut into {n} parts")
         size, more = divmod(self.__len__(), n)
         bounds = [i * size + min(i, more) for i in range(n + 1)]
@@ -249,7 +272,7 @@ class Batch:
 
     def split(self, rows: int) -> list[Batch]:
         """Batches of so many consecutive rows; the last may have fewer."""
-        if rows < 1:
+        if _whole("split", rows) < 1:
             raise ValueError(f"a batch cannot be split into batches of {rows} rows")
         total = self.__len__()
         return [self._slice(at, min(at + rows, total)) for at in range(0, total, rows)]
@@ -263,7 +286,13 @@ class Batch:
         given = list(batches)
         if not given:
             raise ValueError("no batches to put together: pass one at least")
-        some = [batch for batch in given if batch._live()] or given[:1]
+        for at, batch in enumerate(given):
+            if not isinstance(batch, Batch):
+                raise TypeError(
+                    f"batches are put together, and number {at} is a {_blame.type_name(batch)}: "
+                    "take muster.get(…) of a ref, Batch.of(…) of others' types"
+                )
+        some = [batch for batch in given if batch._live()] or given
         first = some[0].columns
         for at, batch in enumerate(some):
             lacks, extra = set(first) - {*batch.columns}, {*batch.columns} - set(first)
@@ -349,9 +378,12 @@ class Batch:
     def balanced(self, by: str | Sequence[float] | np.ndarray[Any, Any]) -> Batch:
         """Cut so that shards weigh the same: by a column of numbers, by the lengths of the rows
         of another one, or by a number for each row."""
-        values = self._value(by) if isinstance(by, str) else by
-        what = f"column {by!r}" if isinstance(by, str) else "the weights"
-        weights = _rows.weights(what, values)
+        values: Any = by
+        if isinstance(by, str):
+            part = self._part(by)
+            values = _blocks.lengths_of(part.columns[by], part.pieces)
+            values = self._value(by) if values is None else values
+        weights = _rows.weights(f"column {by!r}" if isinstance(by, str) else "the weights", values)
         if len(weights) != len(self):
             raise ValueError(f"{len(weights)} weights for {len(self)} rows")
         return self._like(self._live(), cut=(self._cut or Cut())._replace(weights=weights))
@@ -367,7 +399,7 @@ class Batch:
 
     def multiple_of(self, k: int) -> Batch:
         """Cut so that shards have a multiple of k rows; the last rows may be fewer."""
-        if k < 1:
+        if _whole("multiple_of", k) < 1:
             raise ValueError(f"no batch can be cut to multiples of {k}")
         cut = (self._cut or Cut())._replace(multiple=0 if k == 1 else k)
         return self._like(self._live(), cut=cut.or_none())
@@ -385,7 +417,7 @@ class Batch:
         """Every column as an array; lists that are no numbers become arrays of objects."""
         from . import _adapters
 
-        return {name: _adapters.numpy_column(name, v) for name, v in self.to_dict().items()}
+        return _adapters.to_numpy(self)
 
     def to_torch(self, device: Any = None, columns: Iterable[str] | None = None) -> dict[str, Any]:
         """Columns as tensors, ragged ones as lists of tensors, on a device if one is named.
@@ -563,6 +595,13 @@ def _unpickled(data: Any, rows: int, cut: Any, metas: list[tuple[dict[Any, Any],
     return Batch._of(rows, parts, None if cut is None else Cut(*cut), told)
 
 
+def _whole(method: str, n: Any) -> int:
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise TypeError(f"b.{method}(n) takes a whole number, not {n!r}") from None
+
+
 def _wire_names(columns: Mapping[str, str]) -> list[str]:
     return [name if name == at else f"{name}\0{at}" for name, at in columns.items()]
 
@@ -573,18 +612,3 @@ def _from_wire(names: Iterable[str]) -> dict[str, str]:
         shown, _, stored = name.partition("\0")
         found[shown] = stored or shown
     return found
-
-
-def _common_length(columns: Mapping[str, Any]) -> int:
-    first, rows = "", 0
-    for name, value in columns.items():
-        if not first:
-            first, rows = name, len(value)
-        elif len(value) != rows:
-            raise ValueError(
-                f"columns of one batch have as many rows: {first!r} has {rows}, "
-                f"{name!r} has {len(value)}"
-            )
-    if rows > _rows.MAX_ROWS:
-        raise ValueError(f"{rows} rows are more than a batch can have, {_rows.MAX_ROWS}")
-    return rows

@@ -7,26 +7,31 @@ and gathering them is here.
 
 from __future__ import annotations
 
+import math
+import mmap
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from . import _columns, _drafts, _layout, _objects, _store
+from . import _columns, _drafts, _layout, _objects, _pages, _store
 from ._columns import Array, Bytes, Column, Index
-from ._errors import ProtocolError, ReleasedError
+from ._errors import EncodingError, ProtocolError, ReleasedError
 from ._rows import Piece
 
 _NAMES_SHOWN = 8
+_PAGE = mmap.PAGESIZE
+_LONG = ("ragged", "text", "bytes")
 
 
 class Block:
     """Columns of the same rows; once it is stored it never changes."""
 
-    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "source")
+    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "_shown", "source")
 
     def __init__(self, given: dict[str, Any] | None, source: _objects.Source | None) -> None:
         self._given = given
@@ -35,6 +40,7 @@ class Block:
         self._lock = threading.Lock()
         self._root: Any = None  # a weak reference: what is made over it holds it
         self._kept: Any = None  # the same where it costs nothing to hold
+        self._shown: set[str] = set()  # columns of which views were given out
 
     @property
     def local(self) -> bool:
@@ -45,6 +51,11 @@ class Block:
     def inline(self) -> bool:
         """Whether its bytes ride in frames."""
         return isinstance(self.source, _objects.Inline)
+
+    def unwritten(self) -> Block:
+        """The same rows as they are sent, without what was written to them here; of what rides
+        in frames."""
+        return Block(None, self.source) if self.inline else self
 
     def names(self) -> list[str]:
         """The columns."""
@@ -83,12 +94,15 @@ class Block:
             except ReleasedError as error:
                 raise ReleasedError(f"this batch cannot be read any more: {error}") from None
             if self.inline:
-                if root.ctypes.data % 16:
-                    root = root.copy()  # frames pack their buffers without gaps
                 self._kept = root
             else:
                 self._root = weakref.ref(root)
         return root  # type: ignore[no-any-return]
+
+    def hold(self) -> None:
+        """Keep what is stored open, for who reads it row by row."""
+        if not self.local:
+            self._kept = self.content()
 
     def header(self) -> _layout.Header:
         """What lies in the object."""
@@ -127,6 +141,45 @@ class Block:
         """Have some rows of a column here, for who reads them by `device_address`."""
         self._column(name, [rows])
 
+    def lengths(self, name: str, rows: range | Index) -> NDArray[np.int64] | None:
+        """How long stored rows are, in elements or bytes, without reading them; None where all
+        are of one shape."""
+        if self.header().columns[name].kind == "fixed":
+            return None
+        column = self._column(name, [])
+        check_rows(name, column, rows)
+        assert not isinstance(column, _columns.Fixed)
+        if isinstance(rows, range):
+            return np.diff(column.offsets[rows.start : rows.stop + 1])
+        at = rows.astype(np.int64)
+        return column.offsets[at + 1] - column.offsets[at]
+
+    def nbytes(self, name: str, rows: range | Index) -> int:
+        """The bytes of some rows, and of where they begin; none that is stored is read."""
+        if self._given is not None:
+            return self.column(name, rows, "on").nbytes
+        spec, lengths = self.header().columns[name], self.lengths(name, rows)
+        size = 1
+        if spec.kind in ("fixed", "ragged"):
+            size = math.prod(spec.shape) * int(_columns.dtype_of(spec.type).itemsize)
+        return len(rows) * size if lengths is None else 8 * len(rows) + int(lengths.sum()) * size
+
+    def show(self, names: Iterable[str]) -> None:
+        """Somebody has views of these columns."""
+        self._shown.update(names)
+
+    def written(self, name: str) -> bool:
+        """Whether somebody here wrote to a column, which then differs from what lies in the store;
+        where the kernel does not tell, whether somebody could."""
+        if name not in self._shown:
+            return False
+        base, spans = self.content().ctypes.data, self.header().columns[name].spans
+        ends = [(base + at, base + at + length) for at, length in spans if length]
+        if not ends:
+            return False
+        start = min(ends)[0] // _PAGE * _PAGE
+        return _pages.written(start, -(-max(ends)[1] // _PAGE) * _PAGE - start)
+
     # --- reading -------------------------------------------------------------------------
 
     def whole(
@@ -136,7 +189,9 @@ class Block:
         ``pickle`` is None, because to draft that may pickle."""
         given = self._given
         if given is None:
-            return self._column(name, some)
+            column = self._column(name, some)
+            self._shown.add(name)
+            return column
         value = given[name]
         if pickle is None and (isinstance(value, list) or _of_objects(value)):
             return None
@@ -147,15 +202,19 @@ class Block:
         given = self._given
         if given is None:
             return self._stored(name, rows)
-        return _drafts.draft(name, _some(given[name], rows), pickle)
+        value = given[name]
+        if not len(rows) and len(value) and (isinstance(value, list) or _of_objects(value)):
+            return _no_rows(name, value, pickle)
+        return _drafts.draft(name, _some(value, rows), pickle)
 
     def read(self, name: str, rows: range | Index) -> Any:
         """Some rows as the user had them."""
         given = self._given
         if given is not None:
             return _some(given[name], rows)
+        content, source = self.content(), self.source
+        self._shown.add(name)
         if type(rows) is range:
-            content, source = self.content(), self.source
             if source is not None and source.partial:
                 return self._stored(name, rows).value()
             value = _layout.plain_rows(content, self.header(), name, rows.start, rows.stop)
@@ -196,6 +255,14 @@ def _some(value: Any, rows: range | Index) -> Any:
     return value[rows.astype(np.int64)]
 
 
+def _no_rows(name: str, value: Any, pickle: str) -> Column:
+    """None of the rows of a list, of the type that all of them have."""
+    try:
+        return _drafts.draft(name, value, "off").take(range(0))
+    except EncodingError:
+        return _drafts.draft(name, value[:0], pickle)
+
+
 def _placed(rows: int, columns: Mapping[str, Column]) -> _objects.Source:
     size, fill = _layout.layout(rows, columns)
     names = ", ".join([*columns][:_NAMES_SHOWN]) + (", …" if len(columns) > _NAMES_SHOWN else "")
@@ -230,6 +297,17 @@ def value_of(name: str, stored: str, pieces: Sequence[Piece]) -> Any:
     )
 
 
+def lengths_of(stored: str, pieces: Sequence[Piece]) -> NDArray[np.int64] | None:
+    """How long the rows of a column are, if they are stored and of lengths that tell something:
+    in elements, in bytes of UTF-8. No row is read."""
+    found = []
+    for block, rows in pieces:
+        if block.local or block.header().columns[stored].kind not in _LONG:
+            return None
+        found.append(block.lengths(stored, rows))
+    return np.concatenate(found)
+
+
 def column_of(name: str, stored: str, pieces: Sequence[Piece], pickle: str) -> Column:
     """A column of pieces as it is written."""
     some = [piece for piece in pieces if len(piece.rows)] or pieces[:1]
@@ -260,6 +338,14 @@ def _wholes(
     if len({_columns.signature(column) for column in columns.values()}) > 1:
         return None
     return [(columns[id(block)], rows) for block, rows in pieces]
+
+
+def empty_of(name: str, stored: str, pieces: Sequence[Piece]) -> Column | None:
+    """A column without rows, for its type; None for objects, which have none."""
+    try:
+        return column_of(name, stored, pieces, "off")
+    except EncodingError:
+        return None
 
 
 def content_of(rows: int, columns: Mapping[str, Column]) -> Array:

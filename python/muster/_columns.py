@@ -110,7 +110,8 @@ def describe(kind: str, type: str, shape: Sequence[int], lib: str) -> str:
         dtype = dtype_of(type)
         element = "record" if dtype.names else str(dtype)
     dims = [*(("*",) if kind == "ragged" else ()), *map(str, shape)]
-    return ("torch " if lib == "torch" else "") + element + (f"[{', '.join(dims)}]" if dims else "")
+    torch = lib in ("torch", "tensors") or (lib == "object" and kind == "fixed")
+    return ("torch " if torch else "") + element + (f"[{', '.join(dims)}]" if dims else "")
 
 
 # --- columns -----------------------------------------------------------------------------
@@ -150,6 +151,9 @@ class Fixed:
             return self.data.tolist()
         if self.lib == "scalars":
             return list(self.data)
+        if self.lib in ("tensors", "object"):
+            rows = list(tensor_of(_writable(self.data), self.type).unbind())
+            return as_objects(rows) if self.lib == "object" else rows
         return self.data
 
     def buffers(self) -> list[Buffer]:
@@ -180,7 +184,8 @@ class Ragged:
         valid: NDArray[np.bool_] | None = None,
     ) -> None:
         self.type = type
-        self.lib = lib  # "object": an array of arrays; else what the rows are, in a list
+        #: "object": an array of arrays, "tensors": of tensors; else what the rows are, in a list.
+        self.lib = lib
         self.shape = shape  # of one element of a row
         self._rows = rows
         self.values = values  # where it is None, the rows are not joined yet
@@ -222,6 +227,8 @@ class Ragged:
         """What the user had."""
         if self.lib == "torch":
             return self._tensors()
+        if self.lib == "tensors":
+            return as_objects(self._tensors())
         rows = self.rows()
         if self.lib == "list":
             return [None if row is None else row.tolist() for row in rows]
@@ -231,7 +238,7 @@ class Ragged:
         if self.values is None or not len(self):
             return [None if row is None else tensor_of(row, self.type) for row in self.rows()]
         lo, hi = int(self.offsets[0]), int(self.offsets[-1])
-        whole = tensor_of(self.values[lo:hi], self.type)
+        whole = tensor_of(_writable(self.values[lo:hi]), self.type)
         rows = list(whole.split(np.diff(self.offsets).tolist()))  # a third of slicing each
         if self.valid is not None:
             for row in np.flatnonzero(~self.valid).tolist():
@@ -366,6 +373,11 @@ class Packed:
 
 
 Column = Fixed | Ragged | Packed
+
+
+def _writable(array: Array) -> Array:
+    """What torch takes without a word."""
+    return array if array.flags.writeable else array.copy()
 
 
 def as_objects(rows: Sequence[Any], shape: tuple[int, ...] = ()) -> Array:

@@ -2,7 +2,8 @@
 
 A segment's read-only mapping is registered with CUDA when it is first copied
 from, once, and until it goes: the copy then runs at the speed of the link, on a
-stream of its own. Nothing here imports torch, and without CUDA nothing happens.
+stream of its own. What this process wrote to its views is not there: who asks
+for such a column goes another way (`as_stored`). Nothing here imports torch, and without CUDA nothing happens.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class _Device:
     streams: ClassVar[dict[Any, Any]] = {}  # by device
 
 
-def _register(torch: Any, address: int, length: int, owner: Any) -> bool:
+def _register(torch: Any, device: Any, address: int, length: int, owner: Any) -> bool:
     """Have CUDA know a mapping for as long as it is there; False where it will not."""
     with _Device.lock:
         known = _Device.mappings.get(address)
         if known is None:
             cudart = torch.cuda.cudart()
             known = int(cudart.cudaHostRegister(address, length, READ_ONLY)) == 0
+            if not known:
+                _clear_error(torch, device)
             _Device.mappings[address] = known
 
             def forget() -> None:
@@ -47,6 +50,14 @@ def _register(torch: Any, address: int, length: int, owner: Any) -> bool:
 
             owner.at_end(forget)
         return known
+
+
+def _clear_error(torch: Any, device: Any) -> None:
+    """CUDA keeps what it refused as its last error, for whoever asks next: that is this here."""
+    try:
+        torch.zeros(1, device=device)
+    except Exception:  # the same again, and with that it is gone
+        pass
 
 
 def _stream(torch: Any, device: Any) -> Any:
@@ -108,7 +119,7 @@ class Copies:
         if spec.kind not in ("fixed", "ragged") or not _torch_has(spec.type):
             return None
         address, length, owner = place
-        if not _register(self._torch, address, length, owner):
+        if not _register(self._torch, self._device, address, length, owner):
             return None
         self._held.append(owner)
         block.ensure(name, rows)
@@ -142,6 +153,43 @@ class Copies:
         for made in self._made:
             made.record_stream(current)  # it was allocated on the other stream
         _hold(event, self._held)
+
+
+def as_stored(read: Any, stored: str, pieces: Sequence[Piece]) -> bool:
+    """Whether a column is for its holder what lies in the store: nothing was written to it.
+    ``read`` is what the holder was given of it, None for nothing."""
+    some = [piece for piece in pieces if len(piece.rows)]
+    if any(not piece.block.local and piece.block.written(stored) for piece in some):
+        return False
+    if read is None:
+        return True
+    if len(some) != 1 or not isinstance(some[0].rows, range):
+        return False  # gathered in memory of its own, of which nobody knows
+    if isinstance(read, list) or read.dtype == object:
+        block, rows = some[0]
+        return not block.local and _are_rows(read, block.column(stored, rows, "off"))
+    return True
+
+
+def _are_rows(read: Any, column: Any) -> bool:
+    """Whether rows that were given out are still those of the column: others may have been put
+    into their list."""
+    if not isinstance(column, _columns.Ragged) or column.lib == "list" or len(read) != len(column):
+        return False
+    for row, mine in zip(read, column.value(), strict=True):
+        if row is mine is None:
+            continue
+        if type(row) is not type(mine) or row.dtype != mine.dtype or row.shape != mine.shape:
+            return False
+        if row.nbytes and _place(row) != _place(mine):
+            return False
+    return True
+
+
+def _place(row: Any) -> tuple[int, Any]:
+    if isinstance(row, np.ndarray):
+        return row.__array_interface__["data"][0], row.strides
+    return row.data_ptr(), row.stride()
 
 
 def _torch_has(type: str) -> bool:

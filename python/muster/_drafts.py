@@ -19,6 +19,7 @@ import numpy as np
 from . import _blame, _pickling
 from ._columns import Array, Column, Fixed, Packed, Ragged, type_of
 from ._errors import EncodingError
+from ._rows import MAX_ROWS
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _NUMBERS = {bool: "|b1", int: "<i8", float: "<f8"}
@@ -62,6 +63,22 @@ def check_name(name: Any) -> None:
         raise TypeError(f"the name of a column is a str, not {name!r}")
     if not name or "\0" in name:
         raise ValueError(f"the name of a column is a text without NUL, not {name!r}")
+
+
+def common_length(columns: Mapping[str, Any]) -> int:
+    """How many rows columns have; ValueError where they differ, or are too many."""
+    first, rows = "", 0
+    for name, value in columns.items():
+        if not first:
+            first, rows = name, len(value)
+        elif len(value) != rows:
+            raise ValueError(
+                f"columns of one batch have as many rows: {first!r} has {rows}, "
+                f"{name!r} has {len(value)}"
+            )
+    if rows > MAX_ROWS:
+        raise ValueError(f"{rows} rows are more than a batch can have, {MAX_ROWS}")
+    return rows
 
 
 def _take_array(name: str, array: Array) -> Array:
@@ -176,13 +193,13 @@ def _of_list(name: str, values: list[Any], lib: str, pickle: str) -> Column:
         found = _lists(values)
     elif kind is np.ndarray:
         found = _arrays_of(values, "object" if lib == "numpy" else "numpy")
-    elif kind is not None and lib == "list":
-        if kind in _NUMBERS and len(kinds) == 1:
+    elif kind is not None and kind is getattr(sys.modules.get("torch"), "Tensor", None):
+        found = _tensors(values, lib)
+    elif kind is not None and lib == "list" and len(kinds) == 1:
+        if kind in _NUMBERS:
             found = _numbers(values, kind)
-        elif issubclass(kind, np.generic) and len(kinds) == 1:
+        elif issubclass(kind, np.generic):
             found = _scalars(values)
-        elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
-            found = _tensors(values)
     return _objects(name, values, lib, pickle) if found is None else found
 
 
@@ -253,23 +270,31 @@ def _arrays_of(values: list[Any], lib: str) -> Column | None:
     return None if type is None else Ragged(type, lib, dims, rows=values)
 
 
-def _tensors(values: list[Any]) -> Column | None:
+def _tensors(values: list[Any], lib: str) -> Column | None:
+    """Tensors that differ in their first dimension at most, or of one number each."""
     torch: Any = sys.modules["torch"]
     rows: list[Any] = []
-    types = set()
+    types = []
     for tensor in values:
         if tensor is None:
             rows.append(None)
             continue
-        if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.dim():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
             return None
         type, _, array = carried(_plain_tensor(tensor))
-        types.add((type, array.shape[1:]))
+        types.append((type, array.shape[1:]))
         rows.append(array)
-    if len(types) > 1:
+    there = [row for row in rows if row is not None]
+    if not any(row.ndim for row in there):
+        if len(there) < len(rows) or len(set(types)) > 1:
+            return None
+        return Fixed(types[0][0], "object" if lib == "numpy" else "tensors", np.array(rows))
+    if not all(row.ndim for row in there):
         return None
-    ((type, dims),) = types
-    return Ragged(type, "torch", dims, rows=rows)
+    if len(set(types)) > 1:
+        return None
+    type, dims = types[0]
+    return Ragged(type, "tensors" if lib == "numpy" else "torch", dims, rows=rows)
 
 
 def _objects(
@@ -305,6 +330,8 @@ def describe_given(value: Any) -> str:
         first = np.array(first or [0])
     if len(getattr(first, "shape", ())):
         return _described(first, ["*"])
+    if hasattr(first, "detach"):
+        return _described(first, []) if whole else "object"
     names = {str: "text", bytes: "bytes", int: "int64", float: "float64", bool: "bool"}
     return names.get(kinds.pop(), "object")
 

@@ -84,11 +84,11 @@ class Inline:
         self.nbytes = self._data.nbytes
 
     def root(self) -> numpy.ndarray[Any, Any]:
-        """The bytes as a writable array; what cannot be written to is copied."""
+        """A copy, whatever they lie in: what is written to it is not what is sent."""
         import numpy
 
-        data: Any = bytearray(self._data) if self._data.readonly else self._data
-        return numpy.frombuffer(data, numpy.uint8)
+        made: numpy.ndarray[Any, Any] = numpy.frombuffer(self._data, numpy.uint8).copy()
+        return made
 
     def need(self, spans: Sequence[tuple[int, int]]) -> None:
         """All are here."""
@@ -249,7 +249,9 @@ class Ledger:
             self._stores.retire()
 
     def abandon(self) -> None:
-        """In a forked child: none of it is this process's."""
+        """In a forked child: none of it is this process's. What the parent has a right to may be
+        read here, too, for as long as it has."""
+        self._sorting, self.counting = threading.Lock(), threading.RLock()  # whoever had them
         if self._stores is not None:
             self._stores.abandon()
 

@@ -142,7 +142,7 @@ def _stored_part(part: Part, used: Mapping[int, set[str]], pickle: str) -> Part:
     for key, its in moved.items():
         rows = np.unique(np.concatenate(its)).astype(np.uint32)
         starts[key] = at, rows
-        taken += _rows.join([Piece(blocks[key], rows)])
+        taken += _rows.join([Piece(blocks[key].unwritten(), rows)])
         at += len(rows)
     made = _written(part.columns, taken, at, pickle)
     pieces = []

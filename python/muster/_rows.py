@@ -155,21 +155,39 @@ def indices(rows: Any, total: int) -> Index:
 
 
 def weights(what: str, values: Any) -> NDArray[np.float64]:
-    """What rows weigh: numbers, or the lengths of rows."""
-    found: Any
+    """What rows weigh: numbers, or the lengths of rows; of a text, its bytes in UTF-8."""
+    found: Any = values
     if hasattr(values, "cpu"):
         found = values.detach().cpu().double().numpy()
-    elif isinstance(values, (list, tuple)) or values.dtype == object:
-        sized = any(hasattr(row, "__len__") for row in values)
-        found = np.array([0 if row is None else len(row) for row in values] if sized else values)
-    else:
-        found = np.asarray(values)
+    elif not isinstance(values, np.ndarray):
+        found = list(values) if hasattr(values, "__iter__") else values
+    elif values.dtype.kind in "OUST":
+        found = values.tolist()
+    if isinstance(found, list):
+        if any(map(_has_length, found)):
+            found = [_length(what, at, row) for at, row in enumerate(found)]
+        found = np.array(found) if found else np.empty(0)
+    found = np.asarray(found)
     if found.ndim != 1 or found.dtype.kind not in "biuf":
         raise TypeError(f"{what} is no number for each row, and no rows with lengths")
     made: NDArray[np.float64] = found.astype("<f8")
     if not (np.isfinite(made).all() and (made >= 0).all()):
         raise ValueError(f"{what}: weights are no negative numbers, infinities or NaN")
     return made
+
+
+def _has_length(row: Any) -> bool:
+    return hasattr(row, "__len__") and bool(getattr(row, "ndim", True))  # 0-d arrays have none
+
+
+def _length(what: str, at: int, row: Any) -> int:
+    if row is None:
+        return 0
+    if isinstance(row, str):
+        return len(row if row.isascii() else row.encode("utf-8", "surrogatepass"))
+    if _has_length(row):
+        return len(row)
+    raise TypeError(f"{what}: row {at} has no length, as the others have: {row!r}")
 
 
 def groups(values: Any) -> NDArray[np.uint32]:

@@ -91,9 +91,9 @@ class Stores:
                 store.retire()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's connections."""
+        """In a forked child: let go of the parent's connections. What the parent holds can be
+        read by others of our own."""
         self._lock = threading.RLock()
-        self._over = True
         for store in self._all():
             store.abandon()
         self.known = {}

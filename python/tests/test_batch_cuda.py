@@ -7,11 +7,12 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import fakestore
 import numpy as np
 import pytest
 from schemas import same
 
-from muster import Batch, _cuda, _objects
+from muster import Batch, _cuda, _objects, _pages
 
 torch = pytest.importorskip("torch")
 
@@ -176,12 +177,59 @@ def test_registered_once_and_held(device: Device, monkeypatch: pytest.MonkeyPatc
     assert batch.to_torch("cuda", ["x"]) and told.count(("register", address, length, 8)) == 2
 
 
-def test_the_shared_mapping_is_what_is_read(
-    device: Device, monkeypatch: pytest.MonkeyPatch
+def copied(device: Device, batch: Batch, name: str) -> tuple[Any, bool]:
+    """A column on the device, and whether it was copied from the mapping that CUDA knows."""
+    before = len(device.runtime.told)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", lambda tensor, device: tensor)
+        found = batch.to_torch("cuda", [name])[name]
+    return found, ("record",) in device.runtime.told[before:]
+
+
+@pytest.mark.parametrize("told", [True, False])  # by the kernel, of what was written
+def test_what_was_written_is_copied(
+    device: Device, monkeypatch: pytest.MonkeyPatch, told: bool
 ) -> None:
-    batch, _ = stored(GIVEN, monkeypatch)
-    batch["x"][:] = -1  # stays in this process, and out of the device's sight
-    assert batch.to_torch("cuda", ["x"])["x"].min() == 0
+    if not told:
+        monkeypatch.setattr(_pages._Kernel, "pagemap", None)
+    given: dict[str, Any] = {
+        "x": np.arange(30000).reshape(10000, 3),
+        "r": [np.arange(3) for _ in range(10000)],
+        "s": [torch.arange(3) for _ in range(10000)],
+        "y": np.arange(10000),
+    }
+    Event.done.set()
+    with fakestore.Stores():
+        mine = Batch(given)
+        bufs: list[Any] = []
+        payload = mine._encode(bufs)
+        assert [type(buf) for buf in bufs] == [_objects.Stored]
+        again = _objects.Stored(bufs[0].right, 0, bufs[0].nbytes)
+        for came in (mine, Batch._decode(payload, [again])):
+            assert [copied(device, came, name)[1] for name in given] == [True] * 4
+            views = {name: came[name] for name in given if name != "y"}
+            assert copied(device, came, "y")[1]  # no view was given out
+            if _pages.written(0, 0):  # nobody can tell
+                assert not any(copied(device, came, name)[1] for name in views)
+            else:
+                assert all(copied(device, came, name)[1] for name in views)
+            views["x"][5000] = -1
+            views["r"][0] = np.zeros(3, np.int64)  # in the list alone
+            views["s"][1] = views["s"][1].flip(0)
+            part = came[4000:6000]  # which reads the same memory
+            for one, at in ((came, 5000), (part, 1000), (came.select("x"), 5000)):
+                found, fast = copied(device, one, "x")
+                assert not fast and found[at].tolist() == [-1] * 3
+                assert one.to_torch(columns=["x"])["x"][at].tolist() == [-1] * 3
+            assert copied(device, came, "r")[0][0].tolist() == [0, 0, 0]
+            assert copied(device, came, "s")[0][1].tolist() == [2, 1, 0]
+            assert copied(device, came, "y")[1]
+            gathered = came[[7, 5]]
+            gathered["y"][0] = -2  # in memory of its own
+            found, fast = copied(device, gathered, "y")
+            assert not fast and found.tolist() == [-2, 5]
+            del views, part, one, found, gathered
+        del mine, came, bufs, again
 
 
 def test_pieces_are_copied_into_one(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,10 +252,18 @@ def test_what_cannot_be_registered_goes_the_plain_way(
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     device.runtime.answer = 801  # not supported
+    cleared: list[Any] = []
+
+    def zeros(*shape: Any, device: Any) -> Any:
+        cleared.append(device)
+        raise RuntimeError("CUDA error: operation not supported")  # the last one, told once
+
+    monkeypatch.setattr(torch, "zeros", zeros)
     batch, _ = stored(GIVEN, monkeypatch)
     assert batch.to_torch("cuda", ["x"])["x"].tolist() == GIVEN["x"].tolist()
     assert batch.to_torch("cuda", ["b"])["b"].dtype == torch.bfloat16
     assert [entry[0] for entry in device.runtime.told] == ["register"]  # asked once
+    assert [str(device) for device in cleared] == ["cuda:0"]  # so that nobody else is told of it
     local = Batch({"x": np.arange(3), "r": [np.arange(2), None, np.arange(1)]})
     assert local.to_torch("cuda")["x"].tolist() == [0, 1, 2]
     shuffled = batch[[5, 1, 1, 9]]

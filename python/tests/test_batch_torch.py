@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from schemas import same
 
-from muster import Batch
+from muster import Batch, _columns
 
 torch = pytest.importorskip("torch")
 
@@ -48,6 +48,85 @@ def test_tensors_of_every_column() -> None:
     back = sent(batch)
     back.to_torch()["n"][:] = 7  # the same memory
     assert back["n"].tolist() == [7, 7, 7]
+
+
+def test_no_rows_have_types() -> None:
+    """A rank that gets no rows has the columns that the others have."""
+    whole = Batch(
+        {
+            "x": np.arange(4),
+            "l": [[1], [], [2], [3]],
+            "r": [np.arange(2, dtype=np.int32)] * 4,
+            "s": [torch.arange(2)] * 4,
+            "n": [1, 2, 3, 4],
+            "f": [np.float32(1)] * 4,
+            "t": ["a"] * 4,
+            "o": [{1}, 2, None, 3],
+        }
+    )
+    came = sent(whole)
+    for none in (whole[:0], came[:0], sent(whole[:0]), sent(came[4:]), came[[]]):
+        found = none.to_torch()
+        assert {name: type(value) for name, value in found.items()} == {
+            name: type(value) for name, value in came[:1].to_torch().items()
+        }
+        assert found["n"].dtype == torch.int64 and found["f"].dtype == torch.float32
+        assert found["l"] == [] and none.to_torch(columns=["r"]) == {"r": []}
+        with pytest.raises(TypeError, match="column 't' has no tensors: text"):
+            none.to_torch(columns=["t"])
+        for name, array in none.to_numpy().items():
+            assert len(array) == 0
+            assert name == "o" or array.dtype == came[:1].to_numpy()[name].dtype
+    assert Batch({"x": []}).to_torch() == {} and Batch({"x": []}).to_numpy()["x"].shape == (0,)
+
+
+def test_rows_without_elements() -> None:
+    """np.array([]) is of floats, and torch.tensor([]) too, whatever the others are."""
+    ints: list[Any] = [np.arange(3), np.ones((2, 4), np.int32)]
+    given: list[Any]
+    for one in ints:
+        for rows in ([one, np.array([])], [np.array([]), None, one], [np.array([]), one[:0]]):
+            batch = Batch({"r": rows})
+            for found in (batch.to_torch()["r"], sent(batch).to_torch()["r"]):
+                there = [row for row in found if row is not None]
+                assert {row.dtype for row in there} == {torch.from_numpy(one).dtype}
+                assert [len(row) for row in there] == [len(r) for r in rows if r is not None]
+        tensor = torch.from_numpy(one)
+        for given in ([tensor, torch.tensor([])], [torch.tensor([]), tensor.bfloat16()]):
+            batch = Batch({"r": given})
+            assert same(sent(batch)["r"], given)  # as it was
+            for found in (batch.to_torch()["r"], sent(batch).to_torch()["r"]):
+                assert {row.dtype for row in found} == {row.dtype for row in given if len(row)}
+                assert [len(row) for row in found] == [len(row) for row in given]
+    mixed = Batch({"r": [np.arange(2), np.ones(2)]})  # these have elements
+    assert mixed.to_torch() == {} and same(sent(mixed)["r"], mixed["r"])
+
+
+def test_tensors_of_one_number() -> None:
+    numbers = [torch.tensor(n, dtype=torch.bfloat16) for n in (1, 2, 3)]
+    ragged = [torch.arange(2), torch.arange(0), None]
+    batch = Batch(
+        {
+            "n": numbers,
+            "o": _columns.as_objects(numbers),
+            "r": _columns.as_objects(ragged),
+            "mixed": [torch.tensor(1), torch.tensor(1.5), torch.tensor(2)],
+        }
+    )
+    pytest.importorskip("pyarrow")
+    for one in (batch, sent(batch), Batch.from_arrow(batch.to_arrow(), pickle=True)):
+        for name in batch.columns:
+            assert same(one[name], batch[name])
+        found = one.to_torch()
+        assert list(found) == ["n", "o", "r"]
+        assert found["n"].tolist() == found["o"].tolist() == [1, 2, 3]
+        assert found["n"].dtype == found["o"].dtype == torch.bfloat16
+        assert [None if row is None else row.tolist() for row in found["r"]] == [[0, 1], [], None]
+        assert one.to_numpy()["n"].tolist() == [1, 2, 3]
+    assert repr(sent(batch)) == repr(batch)
+    assert repr(batch) == (
+        "Batch(3 rows: n torch bfloat16, o torch bfloat16, r torch int64[*], mixed object)"
+    )
 
 
 def test_arrays_of_tensors() -> None:
@@ -145,3 +224,13 @@ def test_of_anything() -> None:
     for wrong in (5, [], [1], "x", None):
         with pytest.raises(TypeError, match="no batch can be made of"):
             Batch.of(wrong)
+
+
+def test_tensordicts() -> None:
+    tensordict = pytest.importorskip("tensordict")
+    given = tensordict.TensorDict({"x": torch.arange(3), "m": torch.ones(3, 2)}, batch_size=[3])
+    for batch in (Batch(given), Batch.of(given), sent(Batch(given)), Batch().with_columns(given)):
+        assert batch.columns == ["x", "m"] and same(batch["x"], given["x"])
+    for wrong in ([1], 5, "x"):
+        with pytest.raises(TypeError, match="made of a dict of columns, not of a"):
+            Batch(wrong)  # type: ignore[arg-type]
