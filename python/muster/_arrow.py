@@ -221,11 +221,35 @@ def from_table(table: Any, pickle: bool) -> Batch:
 
 def _unpickle(what: str, data: Any, pickle: bool) -> Any:
     if not pickle:
-        raise ValueError(
-            f"{what} is pickled: pass pickle=True if you trust who wrote it, "
-            "for unpickling can run any code"
-        )
+        raise _refusal(what)
     return _pickling.loads(data)
+
+
+def _refusal(what: str) -> ValueError:
+    return ValueError(
+        f"{what} is pickled: Batch.from_arrow(table, pickle=True) reads it, if you trust who "
+        "wrote it, for unpickling can run any code"
+    )
+
+
+def _said_type(name: str, said: dict[str, str], pickle: bool) -> str | None:
+    """The type of elements that a field's metadata tells. Who wrote the table wrote that too, so
+    it is looked at before anything is made of it."""
+    type = said.get("muster.dtype")
+    if type is None or type == "T":
+        return type
+    if _columns.is_pickled(type) and not pickle:
+        raise _refusal(f"the type of column {name!r}")
+    try:
+        dtype = _columns.dtype_of(type)
+        if not isinstance(dtype, np.dtype) or dtype.hasobject:
+            raise ValueError("it is no type of plain bytes")
+    except Exception as error:
+        raise ValueError(
+            f"column {name!r} is said to be of type {type!r} (muster.dtype in its metadata), "
+            f"which cannot be: {error}"
+        ) from error
+    return type
 
 
 def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> Any:
@@ -237,6 +261,7 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
     pa = _pyarrow()
     said = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
     lib = said.get("muster.lib", "")
+    type = _said_type(name, said, pickle)
     array = data
     if isinstance(data, pa.ChunkedArray):
         array = _one_array(pa, data)
@@ -248,16 +273,18 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
         shape = tuple(json.loads(said.get("muster.shape", "[]")))
         return _columns.as_objects(rows, shape) if lib == "numpy" else rows
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        ragged = _ragged(pa, array, said.get("muster.dtype"), lib or "numpy")
+        ragged = _ragged(pa, array, type, lib or "numpy")
         return array.to_pylist() if ragged is None else ragged.value()
     found = None
     if array.null_count == 0 or pa.types.is_temporal(kind):
-        found = _numbers(pa, array, said.get("muster.dtype"))
+        found = _numbers(pa, array, type)
     if found is not None:
-        type, values = found
-        return Fixed(type, lib or "numpy", _writable(values) if lib == "torch" else values).value()
+        element, values = found
+        return Fixed(
+            element, lib or "numpy", _writable(values) if lib == "torch" else values
+        ).value()
     listed = array.to_pylist()
-    if said.get("muster.dtype") == "T":
+    if type == "T":
         return np.array(listed, np.dtypes.StringDType())
     return _columns.as_objects(listed) if lib == "numpy" else listed
 
