@@ -1,8 +1,8 @@
 """Batches as Arrow tables and back, and as files that others read.
 
 The buffers of a column are those of its Arrow array, so a table lies over the
-same memory. What Arrow has no type for is fixed binary with the type in the
-field's metadata. pyarrow is imported where a table is asked for.
+same memory. Which Arrow type has an element's bytes is `_elements`' to say; what the
+user had stands in the field's metadata. pyarrow is imported where a table is asked for.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _blocks, _columns, _pickling
+from . import _arrays, _blocks, _columns, _elements, _pickling
 from ._batch import Batch
 from ._columns import Array, Column, Fixed, Ragged
 
 _MOST_CHUNKS = 64  # ranges that stay chunks of the same memory; more are gathered
-_UNITS = ("s", "ms", "us", "ns")  # of time, that Arrow has too
 _META, _PICKLED_META = b"muster.meta", b"muster.meta.pickle"
 
 
@@ -88,51 +87,21 @@ def _exactly(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def element_type(pa: Any, type: str) -> Any:
-    """The Arrow type of an element: of the same bytes."""
-    dtype = _columns.dtype_of(type)
-    if not type.startswith("torch:") and dtype.names is None and dtype.isnative:
-        if dtype == np.bool_:
-            return pa.bool8()
-        if dtype.kind in "iuf" and dtype.itemsize <= 8:
-            return pa.from_numpy_dtype(dtype)
-        if dtype.kind in "mM":
-            unit, count = np.datetime_data(dtype)
-            if unit in _UNITS and count == 1:
-                return pa.timestamp(unit) if dtype.kind == "M" else pa.duration(unit)
-            return pa.int64()
-    return pa.binary(dtype.itemsize)
-
-
 def _array(pa: Any, column: Column) -> Any:
     buffers = [buffer.array() for buffer in column.buffers()]
     rows = len(column)
     if isinstance(column, Fixed):
-        return _elements(pa, column.type, column.shape, rows, buffers[0])
+        return _elements.array_of(pa, column.type, column.shape, rows, buffers[0])
     valid = pa.py_buffer(buffers[0]) if len(buffers[0]) else None
     # Empty buffers have no memory; Arrow wants some all the same.
     offsets = pa.py_buffer(buffers[1] if len(buffers[1]) else np.zeros(8, np.uint8))
     if isinstance(column, Ragged):
         total = int(column.offsets[-1] - column.offsets[0])
-        values = _elements(pa, column.type, column.shape, total, buffers[2])
+        values = _elements.array_of(pa, column.type, column.shape, total, buffers[2])
         kind = pa.large_list(values.type)
         return pa.Array.from_buffers(kind, rows, [valid, offsets], children=[values])
     kind = pa.large_string() if column.kind == "text" else pa.large_binary()
     return pa.Array.from_buffers(kind, rows, [valid, offsets, pa.py_buffer(buffers[2])])
-
-
-def _elements(pa: Any, type: str, shape: tuple[int, ...], rows: int, data: Any) -> Any:
-    element = element_type(pa, type)
-    each = int(np.prod(shape, dtype=np.int64))
-    plain = getattr(element, "storage_type", element)
-    made = pa.Array.from_buffers(plain, rows * each, [None, pa.py_buffer(data)])
-    if plain is not element:
-        made = pa.ExtensionArray.from_storage(element, made)
-    if not shape:
-        return made
-    tensor = pa.fixed_shape_tensor(element, shape)
-    lists = pa.Array.from_buffers(tensor.storage_type, rows, [None], children=[made])
-    return pa.ExtensionArray.from_storage(tensor, lists)
 
 
 def plain_table(batch: Batch) -> Any:
@@ -259,7 +228,11 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
     arrays, all else a list. A null is None; a column of numbers that has one becomes a list.
     """
     pa = _pyarrow()
-    said = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
+    said = {
+        key.decode(): value.decode()
+        for key, value in (metadata or {}).items()
+        if key.startswith(b"muster.")
+    }
     lib = said.get("muster.lib", "")
     type = _said_type(name, said, pickle)
     array = data
@@ -273,16 +246,11 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
         shape = tuple(json.loads(said.get("muster.shape", "[]")))
         return _columns.as_objects(rows, shape) if lib == "numpy" else rows
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        ragged = _ragged(pa, array, type, lib or "numpy")
+        ragged = _ragged(pa, array, type, lib)
         return array.to_pylist() if ragged is None else ragged.value()
-    found = None
-    if array.null_count == 0 or pa.types.is_temporal(kind):
-        found = _numbers(pa, array, type)
+    found = _elements.numbers(pa, array, type)
     if found is not None:
-        element, values = found
-        return Fixed(
-            element, lib or "numpy", _writable(values) if lib == "torch" else values
-        ).value()
+        return Fixed(*_kept(lib, *found)).value()
     listed = array.to_pylist()
     if type == "T":
         return np.array(listed, np.dtypes.StringDType())
@@ -300,77 +268,20 @@ def _one_array(pa: Any, data: Any) -> Any:
     return pa.ExtensionArray.from_storage(data.type, whole)
 
 
-def _writable(array: Array) -> Array:
-    return array if array.flags.writeable else array.copy()
+def _kept(lib: str, type: str, values: Array) -> tuple[str, str, Array]:
+    """Type, library and memory of a column; torch's can be written to, and is of its types."""
+    if lib != "torch" or values.dtype.kind not in "biufc":
+        return type, "numpy" if lib in ("", "torch") else lib, values
+    return type, lib, values if values.flags.writeable else values.copy()
 
 
 def _ragged(pa: Any, array: Any, type: str | None, lib: str) -> Ragged | None:
     if array.type.value_type.id == pa.null().id:
         return None
-    found = None if array.values.null_count else _numbers(pa, array.values, type)
+    found = _elements.numbers(pa, array.values, type)
     if found is None:
         return None
-    type, values = found
+    type, lib, values = _kept(lib, *found)
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
-    values = _writable(values) if lib == "torch" else values
     return Ragged(type, lib, values.shape[1:], offsets=offsets, values=values, valid=valid)
-
-
-def _numbers(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | None:
-    """Type and elements of an array whose elements have a size, over its memory; else None."""
-    kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        found = _numbers(pa, array.storage, type)
-        if found is None or kind.permutation:
-            return None
-        return found[0], found[1].reshape(len(array), *kind.shape)
-    if isinstance(kind, pa.Bool8Type):
-        return "|b1", _memory(array.storage, np.dtype(bool))
-    if isinstance(kind, pa.BaseExtensionType):
-        return None
-    if pa.types.is_fixed_size_list(kind):
-        start, size = array.offset * kind.list_size, len(array) * kind.list_size
-        inner = array.values.slice(start, size) if _counts_offset(array) else array.flatten()
-        found = None if inner.null_count else _numbers(pa, inner, type)
-        if found is None:
-            return None
-        values = found[1]
-        return found[0], values.reshape(len(array), kind.list_size, *values.shape[1:])
-    if type is not None:
-        dtype = _columns.dtype_of(type)
-        same = pa.types.is_fixed_size_binary(kind) or pa.types.is_primitive(kind)
-        if same and kind.bit_width == 8 * dtype.itemsize:
-            return type, _memory(array, dtype)
-    if pa.types.is_boolean(kind):
-        return "|b1", array.to_numpy(zero_copy_only=False)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        letter = "f" if pa.types.is_floating(kind) else "iu"[pa.types.is_unsigned_integer(kind)]
-        dtype = np.dtype(f"<{letter}{kind.bit_width // 8}")
-        return dtype.str, _memory(array, dtype)
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        code = "M" if pa.types.is_timestamp(kind) else "m"
-        dtype = np.dtype(f"<{code}8[{kind.unit}]")
-        values = _memory(array, dtype)
-        if array.null_count:
-            values = values.copy()
-            values[array.is_null().to_numpy(zero_copy_only=False)] = np.array("NaT", dtype)
-        return dtype.str, values
-    return None
-
-
-def _counts_offset(array: Any) -> bool:
-    """Whether ``values`` of a fixed-size list is without its offset."""
-    return bool(len(array.values) != len(array) * array.type.list_size)
-
-
-def _memory(array: Any, dtype: Any) -> Array:
-    data = array.buffers()[1]
-    size = len(array) * dtype.itemsize
-    made: Array
-    if data is None or not size:
-        made = np.ndarray((len(array),), dtype, bytearray(max(size, 1)))
-        return made
-    start = array.offset * dtype.itemsize
-    made = np.frombuffer(data, np.uint8)[start : start + size].view(dtype)
-    return made

@@ -119,6 +119,68 @@ def test_duckdb_reads_them(batch: Batch, tmp_path: Path) -> None:
     assert duckdb.sql(query).fetchall() == [(6.0, 3, 6)]
 
 
+NAT = np.array(["2024-01-01", "NaT", "2024-01-02"], "<M8[s]")
+TIMES = {
+    **{f"M8[{unit}]": NAT.astype(f"<M8[{unit}]") for unit in ("s", "ms", "us", "ns", "D", "h")},
+    **{f"m8[{unit}]": (NAT - NAT[0]).astype(f"<m8[{unit}]") for unit in ("s", "ns", "D")},
+    "big endian": NAT.astype(">M8[s]"),
+    "25s": np.array([1, "NaT", 3], "<M8[25s]"),
+    "no unit": np.array([1, "NaT", 3], "<m8"),
+    "none of them": np.array(["NaT"] * 3, "<M8[us]"),
+    "of a shape": np.stack([NAT, NAT[::-1]], axis=1),
+}
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_nat_is_null(case: str, tmp_path: Path) -> None:
+    from pyarrow import feather, parquet
+
+    times = TIMES[case]
+    given = {"t": times, "r": [times[:2], None, times[2:]], "s": list(times)}
+    back = sent(Batch(given))
+    table = back.to_arrow()
+    table.validate(full=True)
+    check(Batch.from_arrow(table), given)
+    again = Batch.from_arrow(table)["t"]
+    assert again.ctypes.data == back["t"].ctypes.data
+    if case != "big endian":
+        for flat in (table["t"].chunk(0), table["r"].chunk(0).values):
+            inner = flat.storage.flatten() if case == "of a shape" else flat
+            assert inner.null_count == np.isnat(times).sum()
+    for suffix, read in ((".parquet", parquet.read_table), (".feather", feather.read_table)):
+        back[1:].export(tmp_path / f"x{suffix}")
+        read_back = Batch.from_arrow(read(tmp_path / f"x{suffix}"))
+        check(read_back, {name: value[1:] for name, value in given.items()})
+
+
+def test_nat_is_none_in_rows() -> None:
+    days = [datetime.datetime(2024, 1, 1), None, datetime.datetime(2024, 1, 2)]
+    assert Batch({"t": NAT}).to_arrow()["t"].to_pylist() == days
+    assert Batch({"t": NAT[::2]}).to_arrow()["t"].null_count == 0
+
+
+def test_metadata_that_the_type_does_not_fit() -> None:
+    """As after a cast, which keeps the metadata: the table's own types hold."""
+    given = Batch({"a": np.arange(3, dtype=np.int32), "t": NAT, "l": [1, 2, 3]}).to_arrow()
+    schema = pa.schema(
+        [("a", pa.float32()), ("t", pa.timestamp("ms")), ("l", pa.int16())], given.schema.metadata
+    )
+    cast = [column.cast(field.type) for column, field in zip(given.columns, schema, strict=True)]
+    fields = [old.with_type(new.type) for old, new in zip(given.schema, schema, strict=True)]
+    back = Batch.from_arrow(pa.Table.from_arrays(cast, schema=pa.schema(fields)))
+    check(back, {"a": np.arange(3, dtype=np.float32), "t": NAT, "l": [1, 2, 3]})
+    half = pa.array([1500, None], pa.timestamp("ms"))
+    field = given.schema.field("t").with_type(half.type)
+    found = Batch.from_arrow(pa.Table.from_arrays([half], schema=pa.schema([field])))["t"]
+    assert same(found, np.array([1500, "NaT"], "<M8[ms]"))
+
+
+def test_metadata_of_others() -> None:
+    field = pa.field("x", pa.int64(), metadata={b"\xff": b"\xfe"})
+    table = pa.Table.from_arrays([pa.array([1])], schema=pa.schema([field], {b"\xff": b"\xfe"}))
+    assert Batch.from_arrow(table)["x"].tolist() == [1]
+
+
 def test_objects_are_only_rebuilt_on_request() -> None:
     table = Batch({"o": [{1}, {2}]}).to_arrow()
     with pytest.raises(ValueError, match=r"column 'o' is pickled: .*pickle=True"):

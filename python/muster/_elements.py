@@ -1,0 +1,166 @@
+"""Elements of columns as Arrow arrays, and back.
+
+An array lies over the memory of its elements, whose Arrow type has the same
+bytes; fixed binary is for those that Arrow has no type for. On the way back the
+type that a field's metadata tells holds where the array is what would be made of
+it; other arrays are read by their own types. pyarrow is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import _columns
+from ._columns import Array
+
+_UNITS = ("s", "ms", "us", "ns")  # of time, that Arrow has too
+
+
+def element_type(pa: Any, type: str) -> Any:
+    """The Arrow type of an element: of the same bytes."""
+    dtype = _columns.dtype_of(type)
+    if not type.startswith("torch:") and dtype.names is None and dtype.isnative:
+        if dtype == np.bool_:
+            return pa.bool8()
+        if dtype.kind in "iuf" and dtype.itemsize <= 8:
+            return pa.from_numpy_dtype(dtype)
+        if dtype.kind in "mM":
+            unit, count = np.datetime_data(dtype)
+            if unit in _UNITS and count == 1:
+                return pa.timestamp(unit) if dtype.kind == "M" else pa.duration(unit)
+            return pa.int64()
+    return pa.binary(dtype.itemsize)
+
+
+# --- to Arrow ----------------------------------------------------------------------------
+
+
+def array_of(pa: Any, type: str, shape: tuple[int, ...], rows: int, data: Any) -> Any:
+    """The array over rows of this shape; NaT is null in it."""
+    made = _flat(pa, type, rows * math.prod(shape), data)
+    if not shape:
+        return made
+    tensor = pa.fixed_shape_tensor(made.type, shape)
+    lists = pa.Array.from_buffers(tensor.storage_type, rows, [None], children=[made])
+    return pa.ExtensionArray.from_storage(tensor, lists)
+
+
+def _flat(pa: Any, type: str, count: int, data: Any) -> Any:
+    element = element_type(pa, type)
+    storage = getattr(element, "storage_type", element)
+    dtype = _columns.dtype_of(type)
+    valid = None
+    if dtype.kind in "mM" and dtype.isnative:
+        valid = _but(pa, np.isnat(data.view(dtype)))
+    made = pa.Array.from_buffers(storage, count, [valid, pa.py_buffer(data)])
+    return made if storage is element else pa.ExtensionArray.from_storage(element, made)
+
+
+def _but(pa: Any, nulls: Array) -> Any:
+    """The validity of all but these; None where there is no null."""
+    if not nulls.any():
+        return None
+    return pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+
+
+# --- from Arrow --------------------------------------------------------------------------
+
+
+def numbers(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | None:
+    """Type and elements of an array whose elements have a size, over its memory; None for other
+    arrays, and where there is a null that is no NaT."""
+    kind = array.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        found = numbers(pa, array.storage, type)
+        if found is None or kind.permutation:
+            return None
+        return found[0], found[1].reshape(len(array), *kind.shape)
+    if isinstance(kind, pa.Bool8Type):
+        return None if array.null_count else ("|b1", _memory(array.storage, np.dtype(bool)))
+    if isinstance(kind, pa.BaseExtensionType):
+        return None
+    if pa.types.is_fixed_size_list(kind):
+        return _fixed_lists(pa, array, type)
+    found = None
+    if type is not None and type != "T":
+        found = _as_said(pa, array, type)
+    return _by_itself(pa, array) if found is None else found
+
+
+def _fixed_lists(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | None:
+    if array.null_count:
+        return None
+    each = array.type.list_size
+    inner = array.values  # without its offset, where it is as long as the array
+    if len(inner) != len(array) * each:
+        inner = inner.slice(array.offset * each, len(array) * each)
+    found = numbers(pa, inner, type)
+    if found is None:
+        return None
+    return found[0], found[1].reshape(len(array), each, *found[1].shape[1:])
+
+
+def _as_said(pa: Any, array: Any, type: str) -> tuple[str, Array] | None:
+    """Elements of the type that metadata tells, if the array is what is made of that."""
+    kind, dtype = array.type, _columns.dtype_of(type)
+    times = dtype.kind in "mM"
+    if array.null_count and not times:
+        return None
+    if kind == element_type(pa, type):
+        values = _memory(array, dtype)
+        return type, _with_nat(array, values) if array.null_count else values
+    if (pa.types.is_timestamp(kind) and dtype.kind == "M") or (
+        pa.types.is_duration(kind) and dtype.kind == "m"
+    ):
+        return _in_unit(type, dtype, _by_itself(pa, array))
+    return None
+
+
+def _in_unit(type: str, dtype: Any, found: tuple[str, Array] | None) -> tuple[str, Array] | None:
+    """Times in the unit they were in; files have not all. None where that loses something."""
+    assert found is not None
+    made = found[1].astype(dtype)
+    same = np.array_equal(made.astype(found[0]).view(np.int64), found[1].view(np.int64))
+    return (type, made) if same else None
+
+
+def _by_itself(pa: Any, array: Any) -> tuple[str, Array] | None:
+    kind = array.type
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        code = "M" if pa.types.is_timestamp(kind) else "m"
+        dtype = np.dtype(f"<{code}8[{kind.unit}]")
+        values = _memory(array, dtype)
+        return dtype.str, _with_nat(array, values) if array.null_count else values
+    if array.null_count:
+        return None
+    if pa.types.is_boolean(kind):
+        return "|b1", array.to_numpy(zero_copy_only=False)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        letter = "f" if pa.types.is_floating(kind) else "iu"[pa.types.is_unsigned_integer(kind)]
+        dtype = np.dtype(f"<{letter}{kind.bit_width // 8}")
+        return dtype.str, _memory(array, dtype)
+    return None
+
+
+def _with_nat(array: Any, values: Array) -> Array:
+    """Times that are NaT where the array is null; the same memory where they already are."""
+    nulls = array.is_null().to_numpy(zero_copy_only=False)
+    if not np.isnat(values[nulls]).all():
+        values = values.copy()
+        values[nulls] = np.array("NaT", values.dtype)
+    return values
+
+
+def _memory(array: Any, dtype: Any) -> Array:
+    data = array.buffers()[1]
+    size = len(array) * dtype.itemsize
+    made: Array
+    if data is None or not size:
+        made = np.ndarray((len(array),), dtype, bytearray(max(size, 1)))
+        return made
+    start = array.offset * dtype.itemsize
+    made = np.frombuffer(data, np.uint8)[start : start + size].view(dtype)
+    return made
