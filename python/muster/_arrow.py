@@ -33,14 +33,16 @@ def _pyarrow() -> Any:
 # --- to Arrow ----------------------------------------------------------------------------
 
 
-def to_table(batch: Batch) -> Any:
-    """The pyarrow.Table of a batch."""
+def to_table(batch: Batch, plain: bool = False) -> Any:
+    """The pyarrow.Table of a batch: over the same memory, or of plain types."""
     pa = _pyarrow()
     fields, arrays = [], []
     for part in batch._live():
         for name, stored in part.columns.items():
             columns = _chunks(name, stored, part.pieces)
-            chunks = [_array(pa, column) for column in columns]
+            chunks = [_array(pa, column, plain) for column in columns]
+            if len({str(chunk.type) for chunk in chunks}) > 1:  # one has what is not plain
+                chunks = [_array(pa, _blocks.column_of(name, stored, part.pieces, "on"), plain)]
             fields.append(pa.field(name, chunks[0].type, metadata=_described(columns[0])))
             arrays.append(pa.chunked_array(chunks, chunks[0].type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _table_metadata(batch.meta)))
@@ -87,17 +89,17 @@ def _exactly(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _array(pa: Any, column: Column) -> Any:
+def _array(pa: Any, column: Column, plain: bool) -> Any:
     buffers = [buffer.array() for buffer in column.buffers()]
     rows = len(column)
     if isinstance(column, Fixed):
-        return _elements.array_of(pa, column.type, column.shape, rows, buffers[0])
+        return _elements.array_of(pa, column.type, column.shape, rows, buffers[0], plain)
     valid = pa.py_buffer(buffers[0]) if len(buffers[0]) else None
     # Empty buffers have no memory; Arrow wants some all the same.
     offsets = pa.py_buffer(buffers[1] if len(buffers[1]) else np.zeros(8, np.uint8))
     if isinstance(column, Ragged):
         total = int(column.offsets[-1] - column.offsets[0])
-        values = _elements.array_of(pa, column.type, column.shape, total, buffers[2])
+        values = _elements.array_of(pa, column.type, column.shape, total, buffers[2], plain)
         kind = pa.large_list(values.type)
         return pa.Array.from_buffers(kind, rows, [valid, offsets], children=[values])
     kind = pa.large_string() if column.kind == "text" else pa.large_binary()
@@ -105,15 +107,15 @@ def _array(pa: Any, column: Column) -> Any:
 
 
 def plain_table(batch: Batch) -> Any:
-    """A table without extension types and metadata, for those who know neither."""
+    """A table of plain types, without metadata, for those who know neither."""
     pa = _pyarrow()
-    table = to_table(batch)
+    table = to_table(batch, plain=True)
     arrays = []
     for field, column in zip(table.schema, table.columns, strict=True):
         made = None
         if field.metadata.get(b"muster.kind") == b"object":
             made = _without_pickle(pa, list(batch[field.name]))
-        arrays.append(_plain(pa, column.combine_chunks()) if made is None else made)
+        arrays.append(column if made is None else made)
     return pa.Table.from_arrays(arrays, names=table.column_names)
 
 
@@ -127,42 +129,34 @@ def _without_pickle(pa: Any, rows: list[Any]) -> Any:
         return None
 
 
-def _plain(pa: Any, array: Any) -> Any:
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        made = _plain(pa, array.storage.flatten())
-        for size in reversed(kind.shape):
-            made = pa.FixedSizeListArray.from_arrays(made, size)
-        return made
-    if isinstance(kind, pa.Bool8Type):
-        return array.storage.cast(pa.bool_())
-    if pa.types.is_large_list(kind):
-        values = _plain(pa, array.values)
-        return pa.LargeListArray.from_arrays(array.offsets, values, mask=array.is_null())
-    return array
-
-
 def export(batch: Batch, path: str | os.PathLike[str]) -> None:
     """Write a file in the format that its suffix names."""
     pa = _pyarrow()
     where = os.fspath(path)
     suffix = os.path.splitext(where)[1]
-    table = to_table(batch)
+    table = to_table(batch, plain=True)
     if suffix in (".arrow", ".feather"):
         _arrays.importing("pyarrow.feather").write_feather(table, where, compression="uncompressed")
     elif suffix == ".parquet":
         for field in table.schema:
-            kind = field.type.value_type if pa.types.is_large_list(field.type) else field.type
-            if isinstance(kind, pa.FixedShapeTensorType) and 0 in kind.shape:
+            shape = _shape(pa, field.type)
+            if 0 in shape:
                 raise ValueError(
-                    f"column {field.name!r} has rows of shape {kind.shape}, without an element, "
+                    f"column {field.name!r} has rows of shape {shape}, without an element, "
                     "which Parquet cannot hold: drop it, or export to .arrow"
                 )
         _arrays.importing("pyarrow.parquet").write_table(table, where)
     else:
         raise ValueError(f"a batch is exported to .parquet, .arrow or .feather, not {where!r}")
+
+
+def _shape(pa: Any, kind: Any) -> list[int]:
+    """The dimensions of fixed lists in a column."""
+    if pa.types.is_large_list(kind):
+        return _shape(pa, kind.value_type)
+    return (
+        [kind.list_size, *_shape(pa, kind.value_type)] if pa.types.is_fixed_size_list(kind) else []
+    )
 
 
 # --- from Arrow --------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Elements of columns as Arrow arrays, and back.
 
 An array lies over the memory of its elements, whose Arrow type has the same
-bytes; fixed binary is for those that Arrow has no type for. On the way back the
-type that a field's metadata tells holds where the array is what would be made of
-it; other arrays are read by their own types. pyarrow is passed in.
+bytes; fixed binary is for those that Arrow has no type for. A plain array is a
+copy, of types that all readers of files compute with. On the way back the type
+that a field's metadata tells holds where the array is what would be made of it, in
+either way; other arrays are read by their own types. pyarrow is passed in.
 """
 
 from __future__ import annotations
@@ -38,9 +39,20 @@ def element_type(pa: Any, type: str) -> Any:
 # --- to Arrow ----------------------------------------------------------------------------
 
 
-def array_of(pa: Any, type: str, shape: tuple[int, ...], rows: int, data: Any) -> Any:
+def array_of(
+    pa: Any, type: str, shape: tuple[int, ...], rows: int, data: Any, plain: bool = False
+) -> Any:
     """The array over rows of this shape; NaT is null in it."""
-    made = _flat(pa, type, rows * math.prod(shape), data)
+    count = rows * math.prod(shape)
+    made = _plain(pa, type, count, data) if plain else None
+    if made is None:
+        made = _flat(pa, type, count, data)
+    if plain:
+        for at in reversed(range(len(shape))):
+            lists = pa.list_(made.type, shape[at])
+            count = rows * math.prod(shape[:at])
+            made = pa.Array.from_buffers(lists, count, [None], children=[made])
+        return made
     if not shape:
         return made
     tensor = pa.fixed_shape_tensor(made.type, shape)
@@ -57,6 +69,56 @@ def _flat(pa: Any, type: str, count: int, data: Any) -> Any:
         valid = _but(pa, np.isnat(data.view(dtype)))
     made = pa.Array.from_buffers(storage, count, [valid, pa.py_buffer(data)])
     return made if storage is element else pa.ExtensionArray.from_storage(element, made)
+
+
+def _plain(pa: Any, type: str, count: int, data: Any) -> Any:
+    """Elements in a type that others compute with; None where those of the same bytes are such,
+    or there is none that gives them back bit for bit."""
+    dtype = _columns.dtype_of(type)
+    values: Array = np.ndarray((count,), dtype, data if len(data) else bytearray(1))
+    if type == "torch:bfloat16":  # the upper half of a float32
+        return pa.array((values.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    if type.startswith("torch:") or dtype.names is not None:
+        return None
+    if dtype == np.bool_:
+        return pa.array(values)
+    if dtype.kind in "US":
+        try:
+            return pa.array(
+                values.tolist(), pa.large_string() if dtype.kind == "U" else pa.large_binary()
+            )
+        except ValueError:  # lone surrogates, and what is no character
+            return None
+    if dtype.kind in "mM":
+        return _plain_times(pa, dtype, values)
+    if dtype.kind in "iuf" and dtype.itemsize <= 8 and not dtype.isnative:
+        return pa.array(_swapped(values))
+    return None
+
+
+def _plain_times(pa: Any, dtype: Any, values: Array) -> Any:
+    if not dtype.isnative:
+        dtype, values = dtype.newbyteorder(), _swapped(values)
+    unit, count = np.datetime_data(dtype)
+    nulls = np.isnat(values)
+    valid, numbers = _but(pa, nulls), np.where(nulls, 0, values.view(np.int64))
+    if dtype.kind == "M" and (unit, count) == ("D", 1) and _within(numbers, 1 << 31):
+        data = pa.py_buffer(numbers.astype(np.int32))
+        return pa.Array.from_buffers(pa.date32(), len(values), [valid, data])
+    kind = element_type(pa, dtype.str)
+    if unit == "s" and not _within(numbers, (1 << 63) // 1000):  # Parquet has milliseconds
+        kind = pa.int64()
+    return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(numbers)])
+
+
+def _within(numbers: Array, bound: int) -> bool:
+    return not len(numbers) or bool(-bound <= numbers.min() and numbers.max() < bound)
+
+
+def _swapped(values: Array) -> Array:
+    """The same elements in the other byte order, NaNs bit for bit."""
+    made: Array = values.byteswap().view(values.dtype.newbyteorder())
+    return made
 
 
 def _but(pa: Any, nulls: Array) -> Any:
@@ -106,12 +168,44 @@ def _fixed_lists(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | N
 def _as_said(pa: Any, array: Any, type: str) -> tuple[str, Array] | None:
     """Elements of the type that metadata tells, if the array is what is made of that."""
     kind, dtype = array.type, _columns.dtype_of(type)
-    times = dtype.kind in "mM"
-    if array.null_count and not times:
+    if array.null_count and dtype.kind not in "mM":
         return None
     if kind == element_type(pa, type):
-        values = _memory(array, dtype)
-        return type, _with_nat(array, values) if array.null_count else values
+        return type, _with_nat(array, _memory(array, dtype))
+    if type == "torch:bfloat16" and kind == pa.float32():
+        halves = _memory(array, np.dtype(np.uint32)) >> 16
+        return type, halves.astype(np.uint16).view(dtype)
+    if type.startswith("torch:") or dtype.names is not None:
+        return None
+    if dtype.kind in "US":
+        return _texts_as_said(pa, array, type)
+    if dtype.kind in "mM":
+        return _times_as_said(pa, array, type)
+    if not dtype.isnative and kind == element_type(pa, dtype.newbyteorder().str):
+        return type, _swapped(_memory(array, dtype.newbyteorder()))
+    return None
+
+
+def _texts_as_said(pa: Any, array: Any, type: str) -> tuple[str, Array] | None:
+    dtype = _columns.dtype_of(type)
+    kinds = ("large_string", "string") if dtype.kind == "U" else ("large_binary", "binary")
+    if str(array.type) not in kinds:
+        return None
+    listed = array.to_pylist()
+    made = np.array(listed, dtype)
+    return (type, made) if made.tolist() == listed else None  # longer ones were put in
+
+
+def _times_as_said(pa: Any, array: Any, type: str) -> tuple[str, Array] | None:
+    kind, dtype = array.type, _columns.dtype_of(type)
+    if not dtype.isnative:
+        found = _as_said(pa, array, dtype.newbyteorder().str)
+        return None if found is None else (type, _swapped(found[1]))
+    if kind == pa.int64():
+        return type, _with_nat(array, _memory(array, dtype))
+    if kind == pa.date32() and dtype == np.dtype("<M8[D]"):
+        days = _memory(array, np.dtype(np.int32)).astype(np.int64).view(dtype)
+        return type, _with_nat(array, days)
     if (pa.types.is_timestamp(kind) and dtype.kind == "M") or (
         pa.types.is_duration(kind) and dtype.kind == "m"
     ):
@@ -132,8 +226,7 @@ def _by_itself(pa: Any, array: Any) -> tuple[str, Array] | None:
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         code = "M" if pa.types.is_timestamp(kind) else "m"
         dtype = np.dtype(f"<{code}8[{kind.unit}]")
-        values = _memory(array, dtype)
-        return dtype.str, _with_nat(array, values) if array.null_count else values
+        return dtype.str, _with_nat(array, _memory(array, dtype))
     if array.null_count:
         return None
     if pa.types.is_boolean(kind):
@@ -147,6 +240,8 @@ def _by_itself(pa: Any, array: Any) -> tuple[str, Array] | None:
 
 def _with_nat(array: Any, values: Array) -> Array:
     """Times that are NaT where the array is null; the same memory where they already are."""
+    if not array.null_count:
+        return values
     nulls = array.is_null().to_numpy(zero_copy_only=False)
     if not np.isnat(values[nulls]).all():
         values = values.copy()

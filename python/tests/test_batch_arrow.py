@@ -93,6 +93,68 @@ def test_files(batch: Batch, suffix: str, tmp_path: Path) -> None:
     assert back.meta == {"step": 3}
 
 
+PLAIN: dict[str, tuple[Any, Any]] = {
+    "bool": (np.array([True, False]), pa.bool_()),
+    "bools in a list": ([True, False], pa.bool_()),
+    "mask": (np.array([[True, False]] * 2), pa.list_(pa.bool_(), 2)),
+    "matrix": (np.ones((2, 3, 4), np.float32), pa.list_(pa.list_(pa.float32(), 4), 3)),
+    "ragged": ([np.ones((2, 3)), None], pa.large_list(pa.list_(pa.float64(), 3))),
+    "ragged mask": ([np.array([True]), np.array([], bool)], pa.large_list(pa.bool_())),
+    "text": (np.array(["é", "\0a"]), pa.large_string()),
+    "text >": (np.array(["é", "abc"], ">U3"), pa.large_string()),
+    "texts of a shape": (np.array([["a", "b"], ["", "c"]]), pa.list_(pa.large_string(), 2)),
+    "ragged texts": (
+        [np.array(["a", "bb"]), np.array(["c"], "<U2")],
+        pa.large_list(pa.large_string()),
+    ),
+    "lone surrogate": (np.array(["\udc80", "a"]), pa.binary(4)),
+    "bytes": (np.array([b"a\0b", b"c"]), pa.large_binary()),
+    "days": (np.array(["2024-01-01", "NaT"], "<M8[D]"), pa.date32()),
+    "far days": (np.array([1 << 40, "NaT"], "<M8[D]"), pa.int64()),
+    "far seconds": (np.array([1 << 62, "NaT"], "<M8[s]"), pa.int64()),
+    "time >": (np.array(["2024-01-01", "NaT"], ">M8[ms]"), pa.timestamp("ms")),
+    "number >": (np.array([1, -2], ">i2"), pa.int16()),
+    "nan >": (np.array([0x7FF0000000000123, 0xFFF8000000000456], ">u8").view(">f8"), pa.float64()),
+    "nan": (np.array([0x7FF0000000000123, 0xFFF8000000000456], "<u8").view("<f8"), pa.float64()),
+    "zeros": (np.array([0.0, -0.0]), pa.float64()),
+    "half": (np.array([0x7E01, 0xFC00], "<u2").view("<f2"), pa.float16()),
+    "complex": (np.ones(2, np.complex64), pa.binary(8)),
+    "records": (np.zeros(2, [("a", "<i4"), ("b", "u1")]), pa.binary(5)),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN)
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".feather"])
+def test_files_are_of_plain_types(case: str, suffix: str, tmp_path: Path) -> None:
+    from pyarrow import feather, parquet
+
+    value, expected = PLAIN[case]
+    path = tmp_path / f"x{suffix}"
+    half = sent(Batch({"x": value}))[1:]
+    for given in (Batch({"x": value}), sent(Batch({"x": value})), Batch.concat([half, half])):
+        given.export(path)
+        read = (parquet.read_table if suffix == ".parquet" else feather.read_table)(path)
+        if not case.startswith(("far", "lone")) or len({*given["x"].tolist()}) > 1:
+            # Names of a list's elements differ between files.
+            assert str(read.schema.field("x").type).replace("element:", "item:") == str(expected)
+        check(Batch.from_arrow(read), {"x": given["x"]})
+
+
+def test_rows_that_need_another_type_than_others(tmp_path: Path) -> None:
+    given = np.array(["a", "\udc80"])
+    whole = sent(Batch({"x": given}))
+    batch = Batch.concat([whole[:1], whole[1:]])
+    batch.export(tmp_path / "x.parquet")
+    read = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "x.parquet")
+    check(Batch.from_arrow(read), {"x": given})
+
+
+def test_texts_that_were_put_in_are_not_cut() -> None:
+    field = pa.field("x", pa.string(), metadata={"muster.dtype": "<U1", "muster.lib": "numpy"})
+    table = pa.Table.from_arrays([pa.array(["a", "bcd"])], schema=pa.schema([field]))
+    assert Batch.from_arrow(table)["x"].tolist() == ["a", "bcd"]
+
+
 def test_files_that_cannot_be(batch: Batch, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\.parquet, \.arrow or \.feather"):
         batch.export(tmp_path / "x.csv")
