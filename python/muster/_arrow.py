@@ -167,6 +167,13 @@ def from_table(table: Any, pickle: bool) -> Batch:
     pa = _pyarrow()
     if not isinstance(table, pa.Table):
         table = pa.table(table)
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"the table has several columns called {', '.join(map(repr, twice))}: rename them, "
+            "as by table.rename_columns"
+        )
     columns = {
         field.name: column_value(field.name, column, field.metadata, pickle)
         for field, column in zip(table.schema, table.columns, strict=True)
@@ -229,11 +236,7 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
     }
     lib = said.get("muster.lib", "")
     type = _said_type(name, said, pickle)
-    array = data
-    if isinstance(data, pa.ChunkedArray):
-        array = _one_array(pa, data)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = _elements.by_sizes(pa, _one_array(pa, data))
     kind = array.type
     if said.get("muster.kind") == "object":
         rows = [_unpickle(f"column {name!r}", row, pickle) for row in array.to_pylist()]
@@ -251,11 +254,20 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
     return _columns.as_objects(listed) if lib == "numpy" else listed
 
 
+def series_value(name: str, series: Any) -> Any:
+    """What a data frame has as a column, which Arrow can read, as a column."""
+    return column_value(name, _pyarrow().chunked_array(series), None)
+
+
 def _one_array(pa: Any, data: Any) -> Any:
-    if data.num_chunks == 1:
-        return data.chunk(0)
+    if not isinstance(data, pa.ChunkedArray):
+        data = pa.chunked_array([data])
     if not data.num_chunks:
         return pa.nulls(0, data.type)
+    if pa.types.is_dictionary(data.type):
+        data = pa.chunked_array([_elements.decoded(pa, chunk) for chunk in data.chunks])
+    if data.num_chunks == 1:
+        return data.chunk(0)
     if not isinstance(data.type, pa.BaseExtensionType):
         return pa.concat_arrays(data.chunks)
     whole = pa.concat_arrays([chunk.storage for chunk in data.chunks])

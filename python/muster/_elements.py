@@ -131,6 +131,38 @@ def _but(pa: Any, nulls: Array) -> Any:
 # --- from Arrow --------------------------------------------------------------------------
 
 
+def decoded(pa: Any, array: Any) -> Any:
+    """The values of a dictionary's array, one for each row."""
+    words = array.dictionary
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    if str(words.type) in views:  # pyarrow takes none of these by index
+        words = words.cast(views[str(words.type)])
+    return pa.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
+
+
+def by_sizes(pa: Any, array: Any) -> Any:
+    """Lists in lists as lists of fixed sizes, where their type tells them: as that of datasets'
+    arrays of a shape does, whose first dimension may be None."""
+    kind = array.type
+    shape = getattr(kind, "shape", None)
+    if isinstance(kind, pa.FixedShapeTensorType) or not isinstance(shape, tuple):
+        return array
+    if not isinstance(kind, pa.BaseExtensionType):
+        return array
+    target = kind.storage_type
+    for _ in shape:
+        if not (pa.types.is_list(target) or pa.types.is_large_list(target)):
+            return array
+        target = target.value_type
+    for at in reversed(range(len(shape))):
+        sized = shape[at] is not None and (at > 0 or not array.null_count)
+        target = pa.list_(target, shape[at]) if sized else pa.large_list(target)
+    try:
+        return array.storage.cast(target)
+    except pa.ArrowException:  # there is a None in a row
+        return array.storage
+
+
 def numbers(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | None:
     """Type and elements of an array whose elements have a size, over its memory; None for other
     arrays, and where there is a null that is no NaT."""

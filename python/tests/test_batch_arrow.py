@@ -163,24 +163,6 @@ def test_files_that_cannot_be(batch: Batch, tmp_path: Path) -> None:
     Batch({"x": np.zeros((2, 0))}).export(tmp_path / "x.arrow")
 
 
-def test_polars_reads_them(batch: Batch, tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    for suffix, read in ((".parquet", polars.read_parquet), (".arrow", polars.read_ipc)):
-        batch.export(tmp_path / f"x{suffix}")
-        frame = read(tmp_path / f"x{suffix}")
-        assert frame["score"].to_list() == [0, 1, 2, 3]
-        assert frame["prompt"].to_list() == batch["prompt"]
-        assert frame["reply"].to_list() == [[0, 1], [], [0], [0, 1, 2]]
-    assert Batch.of(polars.DataFrame({"x": [1, 2], "t": ["a", None]}))["t"] == ["a", None]
-
-
-def test_duckdb_reads_them(batch: Batch, tmp_path: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
-    batch.export(tmp_path / "x.parquet")
-    query = f"select sum(score), count(prompt), sum(len(reply)) from '{tmp_path}/x.parquet'"
-    assert duckdb.sql(query).fetchall() == [(6.0, 3, 6)]
-
-
 NAT = np.array(["2024-01-01", "NaT", "2024-01-02"], "<M8[s]")
 TIMES = {
     **{f"M8[{unit}]": NAT.astype(f"<M8[{unit}]") for unit in ("s", "ms", "us", "ns", "D", "h")},
@@ -265,6 +247,11 @@ def test_objects_are_only_rebuilt_on_request() -> None:
         (pa.array(["a", None]), ["a", None]),
         (pa.array(["a", "b"], pa.string_view()), ["a", "b"]),
         (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        (
+            pa.DictionaryArray.from_arrays([1, None, 0], pa.array(["a", "é"], pa.string_view())),
+            ["é", None, "a"],
+        ),
+        (pa.array([1.5, 2.5, 1.5]).dictionary_encode(), np.array([1.5, 2.5, 1.5])),
         (pa.array([b"a", None]), [b"a", None]),
         (pa.array([b"ab", b"cd"], pa.binary(2)), [b"ab", b"cd"]),
         (pa.array([[1], None, []]), [np.array([1]), None, np.array([], np.int64)]),
@@ -286,6 +273,13 @@ def test_other_peoples_arrays(array: Any, expected: Any) -> None:
         table = pa.table({"x": given})
         assert same(Batch.from_arrow(table)["x"], expected)
         assert same(sent(Batch({"x": given}))["x"], expected)
+
+
+def test_columns_of_one_name() -> None:
+    table = pa.Table.from_arrays([pa.array([n]) for n in range(4)], names=["x", "y", "x", "y"])
+    for take in (Batch.from_arrow, Batch.of):
+        with pytest.raises(ValueError, match="several columns called 'x', 'y': rename them"):
+            take(table)
 
 
 def test_what_makes_tables() -> None:
