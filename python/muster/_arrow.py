@@ -7,8 +7,12 @@ user had stands in the field's metadata. pyarrow is imported where a table is as
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import stat
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -134,20 +138,46 @@ def export(batch: Batch, path: str | os.PathLike[str]) -> None:
     pa = _pyarrow()
     where = os.fspath(path)
     suffix = os.path.splitext(where)[1]
-    table = to_table(batch, plain=True)
-    if suffix in (".arrow", ".feather"):
-        _arrays.importing("pyarrow.feather").write_feather(table, where, compression="uncompressed")
-    elif suffix == ".parquet":
-        for field in table.schema:
-            shape = _shape(pa, field.type)
-            if 0 in shape:
-                raise ValueError(
-                    f"column {field.name!r} has rows of shape {shape}, without an element, "
-                    "which Parquet cannot hold: drop it, or export to .arrow"
-                )
-        _arrays.importing("pyarrow.parquet").write_table(table, where)
-    else:
+    if suffix not in (".parquet", ".arrow", ".feather"):
         raise ValueError(f"a batch is exported to .parquet, .arrow or .feather, not {where!r}")
+    table = to_table(batch, plain=True)
+    if suffix != ".parquet":
+        feather = _arrays.importing("pyarrow.feather")
+        _written(where, lambda to: feather.write_feather(table, to, compression="uncompressed"))
+        return
+    for field in table.schema:
+        shape = _shape(pa, field.type)
+        if 0 in shape:
+            raise ValueError(
+                f"column {field.name!r} has rows of shape {shape}, without an element, "
+                "which Parquet cannot hold: drop it, or export to .arrow"
+            )
+    parquet = _arrays.importing("pyarrow.parquet")
+    _written(where, lambda to: parquet.write_table(table, to))
+
+
+def _written(where: str, write: Callable[[str], None]) -> None:
+    """Have a file written beside where it belongs, and put it there when it is whole."""
+    target = os.path.realpath(where)
+    part = os.path.join(os.path.dirname(target), f".muster-{os.urandom(8).hex()}.part")
+    try:
+        mode = os.stat(target).st_mode if os.path.exists(target) else None
+        if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ValueError(f"a batch is exported to a file, and {where!r} is none")
+        try:
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            write(part)
+            if mode is not None:
+                os.chmod(part, stat.S_IMODE(mode))
+            os.replace(part, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+    except OSError as error:
+        code = error.errno or errno.EIO
+        why = os.strerror(code) if error.errno else str(error)
+        raise OSError(code, f"the batch was not exported: {why}", where) from error
 
 
 def _shape(pa: Any, kind: Any) -> list[int]:
