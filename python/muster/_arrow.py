@@ -8,10 +8,13 @@ user had stands in the field's metadata. pyarrow is imported where a table is as
 from __future__ import annotations
 
 import contextlib
+import datetime
+import decimal
 import errno
 import json
 import os
 import stat
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +23,13 @@ import numpy as np
 from . import _arrays, _blocks, _columns, _elements, _pickling
 from ._batch import Batch
 from ._columns import Array, Column, Fixed, Ragged
+from ._errors import EncodingError
 
 _MOST_CHUNKS = 64  # ranges that stay chunks of the same memory; more are gathered
+_PLAIN = {
+    *(type(None), bool, int, float, str, bytes, decimal.Decimal),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
+}
 _META, _PICKLED_META = b"muster.meta", b"muster.meta.pickle"
 
 
@@ -44,6 +52,14 @@ def to_table(batch: Batch, plain: bool = False) -> Any:
     for part in batch._live():
         for name, stored in part.columns.items():
             columns = _chunks(name, stored, part.pieces)
+            listed = None
+            if plain and columns[0].kind == "object" and not columns[0].shape:
+                listed = _listed(pa, batch, name)
+            if listed is not None:
+                told = {"muster.lib": columns[0].lib, "muster.kind": "listed"}
+                fields.append(pa.field(name, listed.type, metadata=told))
+                arrays.append(listed)
+                continue
             chunks = [_array(pa, column, plain) for column in columns]
             if len({str(chunk.type) for chunk in chunks}) > 1:  # one has what is not plain
                 chunks = [_array(pa, _blocks.column_of(name, stored, part.pieces, "on"), plain)]
@@ -90,6 +106,8 @@ def _exactly(a: Any, b: Any) -> bool:
         return list(a) == list(b) and all(_exactly(a[key], b[key]) for key in a)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_exactly, a, b))
+    if isinstance(a, float):  # NaN is as good as others
+        return struct.pack("<d", a) == struct.pack("<d", b)
     return bool(a == b)
 
 
@@ -126,11 +144,40 @@ def plain_table(batch: Batch) -> Any:
 def _without_pickle(pa: Any, rows: list[Any]) -> Any:
     """Objects as an array of a type that Arrow finds for them, as numbers of which some are None,
     or dicts of the same keys; None where that would not give back the same."""
+    if not all(map(_is_plain, rows)):  # of some others pyarrow makes a segmentation fault
+        return None
     try:
         made = pa.array(rows)
         return made if _exactly(made.to_pylist(), rows) else None
-    except (pa.ArrowException, OverflowError, UnicodeError):
+    except (pa.ArrowException, OverflowError, ValueError):
         return None
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(held) for key, held in value.items())
+    return type(value) in _PLAIN
+
+
+def _listed(pa: Any, batch: Batch, name: str) -> Any:
+    """A column of objects as an array that files can hold and that gives them back as they are;
+    None where there is none."""
+    try:
+        made = _without_pickle(pa, list(batch[name]))
+    except EncodingError:  # of a class that is not here
+        return None
+    return made if isinstance(made, pa.Array) and _common(pa, made.type) else None
+
+
+def _common(pa: Any, kind: Any) -> bool:
+    """Whether all formats have this type, and one Python type for it."""
+    if pa.types.is_list(kind):
+        return _common(pa, kind.value_type)
+    if pa.types.is_struct(kind):
+        return bool(kind.num_fields) and all(_common(pa, field.type) for field in kind)
+    return str(kind) in ("null", "bool", "int64", "double", "string", "binary", "date32[day]")
 
 
 def export(batch: Batch, path: str | os.PathLike[str]) -> None:
@@ -268,6 +315,9 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
     type = _said_type(name, said, pickle)
     array = _elements.by_sizes(pa, _one_array(pa, data))
     kind = array.type
+    if said.get("muster.kind") == "listed":
+        rows = array.to_pylist()
+        return _columns.as_objects(rows) if lib == "numpy" else rows
     if said.get("muster.kind") == "object":
         rows = [_unpickle(f"column {name!r}", row, pickle) for row in array.to_pylist()]
         shape = tuple(json.loads(said.get("muster.shape", "[]")))

@@ -230,6 +230,8 @@ def test_objects_are_only_rebuilt_on_request() -> None:
     with pytest.raises(ValueError, match=r"column 'o' is pickled: .*pickle=True"):
         Batch.from_arrow(table)
     assert Batch.from_arrow(table, pickle=True)["o"] == [{1}, {2}]
+    table = Batch({"x": [1]}, meta={"loss": float("nan")}).to_arrow()
+    assert np.isnan(Batch.from_arrow(table).meta["loss"])
     table = Batch({"x": [1]}, meta={"k": (1, 2)}).to_arrow()
     with pytest.raises(ValueError, match="the meta of this table is pickled"):
         Batch.from_arrow(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import os
 import resource
@@ -9,10 +10,11 @@ import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from schemas import check
+from schemas import check, objects
 
 from muster import Batch
 
@@ -32,11 +34,11 @@ def full_disk() -> Iterator[None]:
     signal.signal(signal.SIGXFSZ, told)
 
 
-def read(path: Path) -> Batch:
+def read(path: Path, pickle: bool = False) -> Batch:
     from pyarrow import feather, parquet
 
     read_table = parquet.read_table if path.suffix == ".parquet" else feather.read_table
-    return Batch.from_arrow(read_table(path, memory_map=False))
+    return Batch.from_arrow(read_table(path, memory_map=False), pickle=pickle)
 
 
 BIG = {"x": np.frombuffer(np.random.default_rng(0).bytes(1 << 20), np.int64)}
@@ -88,6 +90,50 @@ def test_where_no_file_can_be(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "y.arrow")
     with pytest.raises(ValueError, match=r"y\.arrow' is none"):
         Batch({"x": [1]}).export(tmp_path / "y.arrow")
+
+
+class Apart(int):
+    """Equal to an int, and none."""
+
+
+LISTED: dict[str, tuple[list[Any], bool]] = {
+    "numbers with holes": ([1, None, -3], True),
+    "floats with holes": ([0.5, None, float("nan"), -0.0], True),
+    "bools with holes": ([True, None], True),
+    "dicts": ([{"a": 1, "b": "x"}, {"a": None, "b": "y"}, None], True),
+    "turns": ([[{"role": "user", "text": "é"}], [], None], True),
+    "lists of texts": ([["a", None], [], None], True),
+    "lists of lists": ([[[1], []], [], None], True),
+    "days": ([datetime.date(2024, 1, 1), None], True),
+    "nothing": ([None, None], True),
+    "bytes in dicts": ([{"image": b"\0"}, {"image": None}], True),
+    "times": ([datetime.datetime(2024, 1, 1), None], False),
+    "several types": ([1, 2.5, "x"], False),
+    "other keys": ([{"a": 1}, {"b": 2}], False),
+    "keys in another order": ([{"a": 1, "b": 2}, {"b": 2, "a": 1}], False),
+    "empty dicts": ([{}, None], False),
+    "tuples": ([(1,), (2,)], False),
+    "sets": ([{1}, None], False),
+    "large": ([1 << 80, None], False),
+    "surrogates": (["\udc80", None], False),
+    "a class of its own": ([Apart(1), None], False),
+}
+
+
+@pytest.mark.parametrize("case", LISTED)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_objects_that_files_have_a_type_for(case: str, suffix: str, tmp_path: Path) -> None:
+    rows, plain = LISTED[case]
+    path = tmp_path / f"x{suffix}"
+    given = {"x": rows, "o": objects(rows)}
+    bufs: list[Any] = []
+    payload = Batch(given)._encode(bufs)
+    for batch in (Batch(given), Batch._decode(payload, [memoryview(bytearray(b)) for b in bufs])):
+        batch.export(path)
+        if not plain:
+            with pytest.raises(ValueError, match="column 'x' is pickled"):
+                read(path)
+        check(read(path, pickle=not plain), given)
 
 
 def test_what_the_format_cannot_hold_leaves_the_file(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ def batch() -> Batch:
             "kept": [np.array([True]), np.array([], bool), np.array([False, True])],
             "when": np.array(["2024-01-01", "NaT", "2024-01-01"], "<M8[s]"),
             "later": np.array(["2024-01-01", "NaT", "2024-01-01"], "<M8[ns]"),
+            "turns": [[{"role": "user", "text": "hi"}], [], None],
+            "reward": [0.5, None, 1.5],
             "day": np.array(["2024-01-01", "NaT", "2024-01-01"], "<M8[D]"),
         },
         meta={"step": 3},
@@ -59,6 +61,8 @@ def test_polars_computes_with_files(batch: Batch, suffix: str, tmp_path: Path) -
     assert frame["image"].to_list() == [b"\x89PNG", None, b""]
     assert frame["when"].to_list() == frame["later"].to_list() == [DAY, None, DAY]
     assert frame["day"].to_list() == [DAY.date(), None, DAY.date()]
+    assert frame["reward"].mean() == 1.0
+    assert frame["turns"].to_list() == [[{"role": "user", "text": "hi"}], [], None]
 
 
 def test_frames_of_polars_come_in() -> None:
@@ -102,6 +106,8 @@ def test_duckdb_computes_with_files(batch: Batch, tmp_path: Path) -> None:
     assert found.fetchall() == [(7.5, 2, 2)]
     found = duckdb.sql(f"select list_sum(ids), answer, later, day from {source} where mask")
     assert found.fetchall() == [(3, "yes", DAY, DAY.date()), (21, "é", DAY, DAY.date())]
+    found = duckdb.sql(f"select avg(reward), first(turns)[1].text from {source} where mask")
+    assert found.fetchall() == [(1.0, "hi")]
     found = duckdb.sql(f'select count(later), count("when"), count(day) from {source}')
     assert found.fetchall() == [(2, 2, 2)]
 
@@ -155,6 +161,14 @@ def test_datasets_come_in() -> None:
     assert len(Batch.of(given.select([]))) == 0
     check(Batch.of(given.with_format("numpy", columns=["q"])), expected)
     assert Batch({"q": given["q"]})["q"] == ["a", "b"]
+    stream = given.to_iterable_dataset()
+    for take in (Batch.from_hf, Batch.of):
+        with pytest.raises(TypeError, match="IterableDataset has no rows to take"):
+            take(stream)
+    check(
+        Batch.of(hf.Dataset.from_list(list(stream.take(1)))),
+        {n: v[:1] for n, v in expected.items()},
+    )
 
 
 def test_arrays_of_datasets_are_arrays() -> None:
