@@ -145,15 +145,15 @@ $(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/mus
 	@touch $@
 
 .PHONY: test-torch
-test-torch: venv $(VENV_TORCH)/.ready ## the tests that need torch and tensordict: tensors in batches, ROLL's and AReaL's interfaces (TESTS= picks files)
-	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,torch}" $(VENV_TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not ray" $(PYTEST_ARGS) $(or $(TESTS),$(TORCH_TESTS))
+test-torch: venv $(VENV_TORCH)/.ready ## the tests that need torch, tensordict or data frames: tensors and frames of batches, ROLL's and AReaL's interfaces (TESTS= picks files)
+	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,torch,polars,duckdb,pandas,datasets}" $(VENV_TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not ray" $(PYTEST_ARGS) $(or $(TESTS),$(TORCH_TESTS))
 
-TORCH_TESTS := $(addprefix python/tests/,test_batch_torch.py test_batch_cuda.py test_batch_property.py test_columns.py test_values.py) $(wildcard python/tests/compat e2e/compat_*_test.py)
+TORCH_TESTS := $(addprefix python/tests/,test_batch_torch.py test_batch_cuda.py test_batch_frames.py test_batch_property.py test_columns.py test_values.py) $(wildcard python/tests/compat e2e/compat_*_test.py)
 
-$(VENV_TORCH)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
-	@echo "making $(VENV_TORCH) with $(TORCH), once (5.7 GB)"
+$(VENV_TORCH)/.ready: python/pyproject.toml python/requirements-dev.txt python/requirements-frames.txt python/muster/_version.py
+	@echo "making $(VENV_TORCH) with $(TORCH), polars, duckdb, pandas and datasets, once (6.1 GB)"
 	@[ -x $(VENV_TORCH)/bin/python ] || $(PYTHON) -m venv $(VENV_TORCH) || { rm -rf $(VENV_TORCH); exit 1; }
-	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt $(TORCH)
+	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt -r python/requirements-frames.txt $(TORCH)
 	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 

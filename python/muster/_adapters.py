@@ -222,7 +222,13 @@ def to_dataproto(batch: Batch, cls: Any) -> Any:
 
 def from_hf(dataset: Any) -> Batch:
     """A batch of a dataset, by its Arrow table (its own order of rows included)."""
-    return _arrow.from_table(dataset.with_format("arrow")[:], False)
+    table = dataset.with_format("arrow")[:]
+    if not hasattr(table, "schema"):
+        raise TypeError(
+            f"a {_blame.type_name(dataset)} has no rows to take: pass a datasets.Dataset, as "
+            "Dataset.from_list(list(stream.take(1000)))"
+        )
+    return _arrow.from_table(table, False)
 
 
 def to_hf(batch: Batch) -> Any:

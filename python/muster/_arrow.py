@@ -1,24 +1,35 @@
 """Batches as Arrow tables and back, and as files that others read.
 
 The buffers of a column are those of its Arrow array, so a table lies over the
-same memory. What Arrow has no type for is fixed binary with the type in the
-field's metadata. pyarrow is imported where a table is asked for.
+same memory. Which Arrow type has an element's bytes is `_elements`' to say; what the
+user had stands in the field's metadata. pyarrow is imported where a table is asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import decimal
+import errno
 import json
 import os
+import stat
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import _arrays, _blocks, _columns, _pickling
+from . import _arrays, _blocks, _columns, _elements, _pickling
 from ._batch import Batch
 from ._columns import Array, Column, Fixed, Ragged
+from ._errors import EncodingError
 
 _MOST_CHUNKS = 64  # ranges that stay chunks of the same memory; more are gathered
-_UNITS = ("s", "ms", "us", "ns")  # of time, that Arrow has too
+_PLAIN = {
+    *(type(None), bool, int, float, str, bytes, decimal.Decimal),
+    *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
+}
 _META, _PICKLED_META = b"muster.meta", b"muster.meta.pickle"
 
 
@@ -34,14 +45,24 @@ def _pyarrow() -> Any:
 # --- to Arrow ----------------------------------------------------------------------------
 
 
-def to_table(batch: Batch) -> Any:
-    """The pyarrow.Table of a batch."""
+def to_table(batch: Batch, plain: bool = False) -> Any:
+    """The pyarrow.Table of a batch: over the same memory, or of plain types."""
     pa = _pyarrow()
     fields, arrays = [], []
     for part in batch._live():
         for name, stored in part.columns.items():
             columns = _chunks(name, stored, part.pieces)
-            chunks = [_array(pa, column) for column in columns]
+            listed = None
+            if plain and columns[0].kind == "object" and not columns[0].shape:
+                listed = _listed(pa, batch, name)
+            if listed is not None:
+                told = {"muster.lib": columns[0].lib, "muster.kind": "listed"}
+                fields.append(pa.field(name, listed.type, metadata=told))
+                arrays.append(listed)
+                continue
+            chunks = [_array(pa, column, plain) for column in columns]
+            if len({str(chunk.type) for chunk in chunks}) > 1:  # one has what is not plain
+                chunks = [_array(pa, _blocks.column_of(name, stored, part.pieces, "on"), plain)]
             fields.append(pa.field(name, chunks[0].type, metadata=_described(columns[0])))
             arrays.append(pa.chunked_array(chunks, chunks[0].type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields, _table_metadata(batch.meta)))
@@ -85,94 +106,78 @@ def _exactly(a: Any, b: Any) -> bool:
         return list(a) == list(b) and all(_exactly(a[key], b[key]) for key in a)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_exactly, a, b))
+    if isinstance(a, float):  # NaN is as good as others
+        return struct.pack("<d", a) == struct.pack("<d", b)
     return bool(a == b)
 
 
-def element_type(pa: Any, type: str) -> Any:
-    """The Arrow type of an element: of the same bytes."""
-    dtype = _columns.dtype_of(type)
-    if not type.startswith("torch:") and dtype.names is None and dtype.isnative:
-        if dtype == np.bool_:
-            return pa.bool8()
-        if dtype.kind in "iuf" and dtype.itemsize <= 8:
-            return pa.from_numpy_dtype(dtype)
-        if dtype.kind in "mM":
-            unit, count = np.datetime_data(dtype)
-            if unit in _UNITS and count == 1:
-                return pa.timestamp(unit) if dtype.kind == "M" else pa.duration(unit)
-            return pa.int64()
-    return pa.binary(dtype.itemsize)
-
-
-def _array(pa: Any, column: Column) -> Any:
+def _array(pa: Any, column: Column, plain: bool) -> Any:
     buffers = [buffer.array() for buffer in column.buffers()]
     rows = len(column)
     if isinstance(column, Fixed):
-        return _elements(pa, column.type, column.shape, rows, buffers[0])
+        return _elements.array_of(pa, column.type, column.shape, rows, buffers[0], plain)
     valid = pa.py_buffer(buffers[0]) if len(buffers[0]) else None
     # Empty buffers have no memory; Arrow wants some all the same.
     offsets = pa.py_buffer(buffers[1] if len(buffers[1]) else np.zeros(8, np.uint8))
     if isinstance(column, Ragged):
         total = int(column.offsets[-1] - column.offsets[0])
-        values = _elements(pa, column.type, column.shape, total, buffers[2])
+        values = _elements.array_of(pa, column.type, column.shape, total, buffers[2], plain)
         kind = pa.large_list(values.type)
         return pa.Array.from_buffers(kind, rows, [valid, offsets], children=[values])
     kind = pa.large_string() if column.kind == "text" else pa.large_binary()
     return pa.Array.from_buffers(kind, rows, [valid, offsets, pa.py_buffer(buffers[2])])
 
 
-def _elements(pa: Any, type: str, shape: tuple[int, ...], rows: int, data: Any) -> Any:
-    element = element_type(pa, type)
-    each = int(np.prod(shape, dtype=np.int64))
-    plain = getattr(element, "storage_type", element)
-    made = pa.Array.from_buffers(plain, rows * each, [None, pa.py_buffer(data)])
-    if plain is not element:
-        made = pa.ExtensionArray.from_storage(element, made)
-    if not shape:
-        return made
-    tensor = pa.fixed_shape_tensor(element, shape)
-    lists = pa.Array.from_buffers(tensor.storage_type, rows, [None], children=[made])
-    return pa.ExtensionArray.from_storage(tensor, lists)
-
-
 def plain_table(batch: Batch) -> Any:
-    """A table without extension types and metadata, for those who know neither."""
+    """A table of plain types, without metadata, for those who know neither."""
     pa = _pyarrow()
-    table = to_table(batch)
+    table = to_table(batch, plain=True)
     arrays = []
     for field, column in zip(table.schema, table.columns, strict=True):
         made = None
         if field.metadata.get(b"muster.kind") == b"object":
             made = _without_pickle(pa, list(batch[field.name]))
-        arrays.append(_plain(pa, column.combine_chunks()) if made is None else made)
+        arrays.append(column if made is None else made)
     return pa.Table.from_arrays(arrays, names=table.column_names)
 
 
 def _without_pickle(pa: Any, rows: list[Any]) -> Any:
     """Objects as an array of a type that Arrow finds for them, as numbers of which some are None,
     or dicts of the same keys; None where that would not give back the same."""
+    if not all(map(_is_plain, rows)):  # of some others pyarrow makes a segmentation fault
+        return None
     try:
         made = pa.array(rows)
         return made if _exactly(made.to_pylist(), rows) else None
-    except (pa.ArrowException, OverflowError, UnicodeError):
+    except (pa.ArrowException, OverflowError, ValueError):
         return None
 
 
-def _plain(pa: Any, array: Any) -> Any:
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        made = _plain(pa, array.storage.flatten())
-        for size in reversed(kind.shape):
-            made = pa.FixedSizeListArray.from_arrays(made, size)
-        return made
-    if isinstance(kind, pa.Bool8Type):
-        return array.storage.cast(pa.bool_())
-    if pa.types.is_large_list(kind):
-        values = _plain(pa, array.values)
-        return pa.LargeListArray.from_arrays(array.offsets, values, mask=array.is_null())
-    return array
+def _is_plain(value: Any) -> bool:
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(held) for key, held in value.items())
+    return type(value) in _PLAIN
+
+
+def _listed(pa: Any, batch: Batch, name: str) -> Any:
+    """A column of objects as an array that files can hold and that gives them back as they are;
+    None where there is none."""
+    try:
+        made = _without_pickle(pa, list(batch[name]))
+    except EncodingError:  # of a class that is not here
+        return None
+    return made if isinstance(made, pa.Array) and _common(pa, made.type) else None
+
+
+def _common(pa: Any, kind: Any) -> bool:
+    """Whether all formats have this type, and one Python type for it."""
+    if pa.types.is_list(kind):
+        return _common(pa, kind.value_type)
+    if pa.types.is_struct(kind):
+        return bool(kind.num_fields) and all(_common(pa, field.type) for field in kind)
+    return str(kind) in ("null", "bool", "int64", "double", "string", "binary", "date32[day]")
 
 
 def export(batch: Batch, path: str | os.PathLike[str]) -> None:
@@ -180,20 +185,55 @@ def export(batch: Batch, path: str | os.PathLike[str]) -> None:
     pa = _pyarrow()
     where = os.fspath(path)
     suffix = os.path.splitext(where)[1]
-    table = to_table(batch)
-    if suffix in (".arrow", ".feather"):
-        _arrays.importing("pyarrow.feather").write_feather(table, where, compression="uncompressed")
-    elif suffix == ".parquet":
-        for field in table.schema:
-            kind = field.type.value_type if pa.types.is_large_list(field.type) else field.type
-            if isinstance(kind, pa.FixedShapeTensorType) and 0 in kind.shape:
-                raise ValueError(
-                    f"column {field.name!r} has rows of shape {kind.shape}, without an element, "
-                    "which Parquet cannot hold: drop it, or export to .arrow"
-                )
-        _arrays.importing("pyarrow.parquet").write_table(table, where)
-    else:
+    if suffix not in (".parquet", ".arrow", ".feather"):
         raise ValueError(f"a batch is exported to .parquet, .arrow or .feather, not {where!r}")
+    table = to_table(batch, plain=True)
+    if suffix != ".parquet":
+        feather = _arrays.importing("pyarrow.feather")
+        _written(where, lambda to: feather.write_feather(table, to, compression="uncompressed"))
+        return
+    for field in table.schema:
+        shape = _shape(pa, field.type)
+        if 0 in shape:
+            raise ValueError(
+                f"column {field.name!r} has rows of shape {shape}, without an element, "
+                "which Parquet cannot hold: drop it, or export to .arrow"
+            )
+    parquet = _arrays.importing("pyarrow.parquet")
+    _written(where, lambda to: parquet.write_table(table, to))
+
+
+def _written(where: str, write: Callable[[str], None]) -> None:
+    """Have a file written beside where it belongs, and put it there when it is whole."""
+    target = os.path.realpath(where)
+    part = os.path.join(os.path.dirname(target), f".muster-{os.urandom(8).hex()}.part")
+    try:
+        mode = os.stat(target).st_mode if os.path.exists(target) else None
+        if mode is not None and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise ValueError(f"a batch is exported to a file, and {where!r} is none")
+        try:
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            write(part)
+            if mode is not None:
+                os.chmod(part, stat.S_IMODE(mode))
+            os.replace(part, target)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            raise
+    except OSError as error:
+        code = error.errno or errno.EIO
+        why = os.strerror(code) if error.errno else str(error)
+        raise OSError(code, f"the batch was not exported: {why}", where) from error
+
+
+def _shape(pa: Any, kind: Any) -> list[int]:
+    """The dimensions of fixed lists in a column."""
+    if pa.types.is_large_list(kind):
+        return _shape(pa, kind.value_type)
+    return (
+        [kind.list_size, *_shape(pa, kind.value_type)] if pa.types.is_fixed_size_list(kind) else []
+    )
 
 
 # --- from Arrow --------------------------------------------------------------------------
@@ -204,6 +244,13 @@ def from_table(table: Any, pickle: bool) -> Batch:
     pa = _pyarrow()
     if not isinstance(table, pa.Table):
         table = pa.table(table)
+    names = table.column_names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"the table has several columns called {', '.join(map(repr, twice))}: rename them, "
+            "as by table.rename_columns"
+        )
     columns = {
         field.name: column_value(field.name, column, field.metadata, pickle)
         for field, column in zip(table.schema, table.columns, strict=True)
@@ -221,11 +268,35 @@ def from_table(table: Any, pickle: bool) -> Batch:
 
 def _unpickle(what: str, data: Any, pickle: bool) -> Any:
     if not pickle:
-        raise ValueError(
-            f"{what} is pickled: pass pickle=True if you trust who wrote it, "
-            "for unpickling can run any code"
-        )
+        raise _refusal(what)
     return _pickling.loads(data)
+
+
+def _refusal(what: str) -> ValueError:
+    return ValueError(
+        f"{what} is pickled: Batch.from_arrow(table, pickle=True) reads it, if you trust who "
+        "wrote it, for unpickling can run any code"
+    )
+
+
+def _said_type(name: str, said: dict[str, str], pickle: bool) -> str | None:
+    """The type of elements that a field's metadata tells. Who wrote the table wrote that too, so
+    it is looked at before anything is made of it."""
+    type = said.get("muster.dtype")
+    if type is None or type == "T":
+        return type
+    if _columns.is_pickled(type) and not pickle:
+        raise _refusal(f"the type of column {name!r}")
+    try:
+        dtype = _columns.dtype_of(type)
+        if not isinstance(dtype, np.dtype) or dtype.hasobject:
+            raise ValueError("it is no type of plain bytes")
+    except Exception as error:
+        raise ValueError(
+            f"column {name!r} is said to be of type {type!r} (muster.dtype in its metadata), "
+            f"which cannot be: {error}"
+        ) from error
+    return type
 
 
 def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> Any:
@@ -235,115 +306,68 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
     arrays, all else a list. A null is None; a column of numbers that has one becomes a list.
     """
     pa = _pyarrow()
-    said = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
+    said = {
+        key.decode(): value.decode()
+        for key, value in (metadata or {}).items()
+        if key.startswith(b"muster.")
+    }
     lib = said.get("muster.lib", "")
-    array = data
-    if isinstance(data, pa.ChunkedArray):
-        array = _one_array(pa, data)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    type = _said_type(name, said, pickle)
+    array = _elements.by_sizes(pa, _one_array(pa, data))
     kind = array.type
+    if said.get("muster.kind") == "listed":
+        rows = array.to_pylist()
+        return _columns.as_objects(rows) if lib == "numpy" else rows
     if said.get("muster.kind") == "object":
         rows = [_unpickle(f"column {name!r}", row, pickle) for row in array.to_pylist()]
         shape = tuple(json.loads(said.get("muster.shape", "[]")))
         return _columns.as_objects(rows, shape) if lib == "numpy" else rows
     if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        ragged = _ragged(pa, array, said.get("muster.dtype"), lib or "numpy")
+        ragged = _ragged(pa, array, type, lib)
         return array.to_pylist() if ragged is None else ragged.value()
-    found = None
-    if array.null_count == 0 or pa.types.is_temporal(kind):
-        found = _numbers(pa, array, said.get("muster.dtype"))
+    found = _elements.numbers(pa, array, type)
     if found is not None:
-        type, values = found
-        return Fixed(type, lib or "numpy", _writable(values) if lib == "torch" else values).value()
+        return Fixed(*_kept(lib, *found)).value()
     listed = array.to_pylist()
-    if said.get("muster.dtype") == "T":
+    if type == "T":
         return np.array(listed, np.dtypes.StringDType())
     return _columns.as_objects(listed) if lib == "numpy" else listed
 
 
+def series_value(name: str, series: Any) -> Any:
+    """What a data frame has as a column, which Arrow can read, as a column."""
+    return column_value(name, _pyarrow().chunked_array(series), None)
+
+
 def _one_array(pa: Any, data: Any) -> Any:
-    if data.num_chunks == 1:
-        return data.chunk(0)
+    if not isinstance(data, pa.ChunkedArray):
+        data = pa.chunked_array([data])
     if not data.num_chunks:
         return pa.nulls(0, data.type)
+    if pa.types.is_dictionary(data.type):
+        data = pa.chunked_array([_elements.decoded(pa, chunk) for chunk in data.chunks])
+    if data.num_chunks == 1:
+        return data.chunk(0)
     if not isinstance(data.type, pa.BaseExtensionType):
         return pa.concat_arrays(data.chunks)
     whole = pa.concat_arrays([chunk.storage for chunk in data.chunks])
     return pa.ExtensionArray.from_storage(data.type, whole)
 
 
-def _writable(array: Array) -> Array:
-    return array if array.flags.writeable else array.copy()
+def _kept(lib: str, type: str, values: Array) -> tuple[str, str, Array]:
+    """Type, library and memory of a column; torch's can be written to, and is of its types."""
+    if lib != "torch" or values.dtype.kind not in "biufc":
+        return type, "numpy" if lib in ("", "torch") else lib, values
+    return type, lib, values if values.flags.writeable else values.copy()
 
 
 def _ragged(pa: Any, array: Any, type: str | None, lib: str) -> Ragged | None:
     if array.type.value_type.id == pa.null().id:
         return None
-    found = None if array.values.null_count else _numbers(pa, array.values, type)
+    found = _elements.numbers(pa, array.values, type)
     if found is None:
         return None
-    type, values = found
+    type, lib, values = _kept(lib, *found)
     valid = None if not array.null_count else array.is_valid().to_numpy(zero_copy_only=False)
     offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
-    values = _writable(values) if lib == "torch" else values
     return Ragged(type, lib, values.shape[1:], offsets=offsets, values=values, valid=valid)
-
-
-def _numbers(pa: Any, array: Any, type: str | None) -> tuple[str, Array] | None:
-    """Type and elements of an array whose elements have a size, over its memory; else None."""
-    kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        found = _numbers(pa, array.storage, type)
-        if found is None or kind.permutation:
-            return None
-        return found[0], found[1].reshape(len(array), *kind.shape)
-    if isinstance(kind, pa.Bool8Type):
-        return "|b1", _memory(array.storage, np.dtype(bool))
-    if isinstance(kind, pa.BaseExtensionType):
-        return None
-    if pa.types.is_fixed_size_list(kind):
-        start, size = array.offset * kind.list_size, len(array) * kind.list_size
-        inner = array.values.slice(start, size) if _counts_offset(array) else array.flatten()
-        found = None if inner.null_count else _numbers(pa, inner, type)
-        if found is None:
-            return None
-        values = found[1]
-        return found[0], values.reshape(len(array), kind.list_size, *values.shape[1:])
-    if type is not None:
-        dtype = _columns.dtype_of(type)
-        same = pa.types.is_fixed_size_binary(kind) or pa.types.is_primitive(kind)
-        if same and kind.bit_width == 8 * dtype.itemsize:
-            return type, _memory(array, dtype)
-    if pa.types.is_boolean(kind):
-        return "|b1", array.to_numpy(zero_copy_only=False)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        letter = "f" if pa.types.is_floating(kind) else "iu"[pa.types.is_unsigned_integer(kind)]
-        dtype = np.dtype(f"<{letter}{kind.bit_width // 8}")
-        return dtype.str, _memory(array, dtype)
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        code = "M" if pa.types.is_timestamp(kind) else "m"
-        dtype = np.dtype(f"<{code}8[{kind.unit}]")
-        values = _memory(array, dtype)
-        if array.null_count:
-            values = values.copy()
-            values[array.is_null().to_numpy(zero_copy_only=False)] = np.array("NaT", dtype)
-        return dtype.str, values
-    return None
-
-
-def _counts_offset(array: Any) -> bool:
-    """Whether ``values`` of a fixed-size list is without its offset."""
-    return bool(len(array.values) != len(array) * array.type.list_size)
-
-
-def _memory(array: Any, dtype: Any) -> Array:
-    data = array.buffers()[1]
-    size = len(array) * dtype.itemsize
-    made: Array
-    if data is None or not size:
-        made = np.ndarray((len(array),), dtype, bytearray(max(size, 1)))
-        return made
-    start = array.offset * dtype.itemsize
-    made = np.frombuffer(data, np.uint8)[start : start + size].view(dtype)
-    return made

@@ -63,9 +63,14 @@ def dtype_of(type: str) -> Any:
     plain, _, described = type.partition(":")
     if not described:
         return np.dtype(plain)
-    if described.startswith("pickle:"):
+    if is_pickled(type):
         return _pickling.loads(bytes.fromhex(described[7:]))
     return _arrays.dtype_from(np, json.loads(described))
+
+
+def is_pickled(type: str) -> bool:
+    """Whether reading this type unpickles, which can run any code."""
+    return type.partition(":")[2].startswith("pickle:")
 
 
 def type_of(dtype: Any, pickle: str = "on") -> str | None:

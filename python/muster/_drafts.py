@@ -2,8 +2,8 @@
 
 Exactness decides: what has a plain layout (arrays, tensors, texts, bytes, lists
 of numbers of one type, lists of arrays) gets it, all else is pickled row by row,
-so that what comes out has the types that went in. Torch and pyarrow are never
-imported here: a value of theirs cannot exist before they do.
+so that what comes out has the types that went in. Torch is never imported here: a
+value of its own cannot exist before it does. Arrow's values are `_arrow`'s.
 """
 
 from __future__ import annotations
@@ -44,6 +44,13 @@ def take(name: Any, value: Any) -> Any:
         from ._arrow import column_value
 
         return take(name, column_value(name, value, None))
+    if _is_series(value):
+        from ._arrow import series_value
+
+        try:
+            return take(name, series_value(name, value))
+        except ImportError:  # without pyarrow, numpy reads most of them
+            pass
     if hasattr(value, "__array__"):
         return take(name, np.asarray(value))
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
@@ -122,6 +129,15 @@ def _plain_tensor(tensor: Any) -> Any:
 def _is_arrow(value: Any) -> bool:
     pa = sys.modules.get("pyarrow")
     return pa is not None and isinstance(value, (pa.Array, pa.ChunkedArray))
+
+
+def _is_series(value: Any) -> bool:
+    """A column of a data frame whose type is not numpy's, and so may have nulls."""
+    return (
+        hasattr(value, "__arrow_c_stream__")
+        and not hasattr(value, "columns")
+        and not isinstance(getattr(value, "dtype", None), np.dtype)
+    )
 
 
 # --- drafting ----------------------------------------------------------------------------
