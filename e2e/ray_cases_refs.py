@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_cases_ends import all_devices_are_free, until
 from ray_roles import (
     REAL,
     Counter,
@@ -297,6 +298,42 @@ def a_group_that_is_too_large() -> None:
     group = placement_group([{"GPU": 100}])
     assert not group.wait(1)
     remove_placement_group(group)
+
+
+@case
+def a_group_that_is_not_ready_yet() -> None:
+    held = placement_group([{"GPU": 3}])
+    ray.get(held.ready(), timeout=60)
+    group, other = placement_group([{"GPU": 2}]), placement_group([{"GPU": 2}])
+    ref, dropped = group.ready(), other.ready()
+    raises(ray.exceptions.GetTimeoutError, lambda: ray.get(ref, timeout=0.1))
+    assert ray.wait([ref, dropped], timeout=0.1) == ([], [ref, dropped])
+    assert ray.util.placement_group_table(group)["state"] == "PENDING"
+    queue = ray.remote(Queue).remote()
+    waiting = queue.place.remote(2)
+    ray.wait([waiting], timeout=0.5)
+    assert ray.get(queue.size.remote(), timeout=60) == 0  # it answers meanwhile
+    remove_placement_group(other)
+    remove_placement_group(held)
+    assert ray.get(ref, timeout=60) == group
+    assert ray.get(group.ready(), timeout=60) == group and group.wait(1)
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"
+    assert ray.get(waiting, timeout=60) == 1
+    remove_placement_group(group)
+    ray.kill(queue)
+    all_devices_are_free()
+
+
+@case
+def a_part_of_a_device_in_a_bundle() -> None:
+    group = placement_group([{"GPU": 0.5}])
+    assert ray.get(group.ready(), timeout=60).bundle_specs == [{"GPU": 0.5}]
+    until(lambda: ray.available_resources().get("GPU", 0) < 4)
+    strategy = PlacementGroupSchedulingStrategy(group)
+    one = Counter.options(num_gpus=0.5, num_cpus=0, scheduling_strategy=strategy).remote()
+    assert len(ray.get(one.env.remote("CUDA_VISIBLE_DEVICES"), timeout=60).split(",")) == 1
+    remove_placement_group(group)
+    all_devices_are_free()
 
 
 @case

@@ -249,6 +249,12 @@ class Queue:
         await asyncio.sleep(0.3)
         return int(await other.size.remote())
 
+    async def place(self, gpus: int) -> int:
+        group = placement_group([{"GPU": gpus}])
+        await group.ready()
+        remove_placement_group(group)
+        return int(group.bundle_count)
+
     def size(self) -> int:
         return len(self.items)
 
