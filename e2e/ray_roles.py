@@ -308,6 +308,20 @@ class Gate:
         return 1 + int(ray.get(other.ping.remote(me, other, depth - 1)))
 
 
+class Noting:
+    """Tells another when it is made."""
+
+    def __init__(self, counter: Any) -> None:
+        ray.get(counter.add.remote())
+
+    def alive(self) -> bool:
+        return True
+
+
+class AsyncNoting(Noting):
+    async def idle(self) -> None: ...
+
+
 class Broken:
     def __init__(self) -> None:
         raise Special(9)

@@ -36,6 +36,8 @@ _ACTOR = _COMMON | set(
 #: What of a runtime_env only tunes how Ray makes it.
 _IGNORED = ("config", "eager_install")
 _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
+#: Seconds for a new process of an actor, and for its constructor, which may load a model.
+_CONSTRUCTING = 3600.0
 #: Seconds between asking an actor to end and ending it: Ray asks not at all.
 _GRACE = 1.0
 
@@ -164,6 +166,7 @@ def create(
         fields["on_failure"] = "restart_worker"
         fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
         fields["restart_window"] = 1e8
+        fields["startup_timeout"] = _CONSTRUCTING
     fields |= {"max_concurrency": options.get("max_concurrency"), "grace": _GRACE}
     config = WorkerConfig(gpus_timeout=patience, **fields, **_place(options))
     return _service.create(host, name, args, config=config, **more)

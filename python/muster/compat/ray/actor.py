@@ -90,7 +90,7 @@ class ActorClass(_options.Remote):
             ) from None
         if not name and options.get("lifetime") != "detached":
             made.end_with_handle()
-        made.construct.remote()
+        made.initialize.remote()
         # Not before: a class that came by value, and names itself, has none yet when this is made.
         return ActorHandle(made, _methods_of(cls), self.__name__, cls)
 
