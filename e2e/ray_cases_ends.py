@@ -88,6 +88,10 @@ def an_actor_that_is_killed_and_comes_back() -> None:
     until(lambda: is_dead(counter))
 
 
+def counts(counter: Any, to: int) -> bool:
+    return int(ray.get(counter.add.remote(0))) == to
+
+
 @case
 def an_actor_that_comes_back_is_constructed_unasked() -> None:
     counter = Counter.remote()
@@ -95,7 +99,7 @@ def an_actor_that_comes_back_is_constructed_unasked() -> None:
         actor = ray.remote(cls).options(max_restarts=1).remote(counter)
         assert ray.get(actor.alive.remote(), timeout=60)
         ray.kill(actor, no_restart=False)
-        until(lambda made=made: ray.get(counter.add.remote(0)) == made)
+        until(partial(counts, counter, made))
         ray.kill(actor)
     ray.kill(counter)
 
