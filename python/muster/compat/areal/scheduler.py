@@ -27,7 +27,7 @@ from ..._cluster import Cluster
 from ..._config import WorkerConfig
 from ..._logfiles import LogFiles
 from ..._refs import get
-from . import _api, _roles
+from . import _api, _roles, _tensors
 from ._areal import INSTALLED, announce, begin_trial
 from ._client import Again, Refusal, join
 from ._host import Host, Opening
@@ -289,6 +289,8 @@ class MusterScheduler(_api.Scheduler):
     def _admit(self, role: str, infos: list[WorkerInfo]) -> None:
         """Have workers be a role's, with the experiment's configuration."""
         self._workers[role] = infos
+        if any(isinstance(info, Native) for info in infos):
+            _tensors.install()
         self._allocated_ports.update(_ports(infos))
         if self.exp_config is not None:  # all at once: the first thing they do takes longest
             with ThreadPoolExecutor(len(infos)) as pool:
@@ -426,6 +428,7 @@ class MusterScheduler(_api.Scheduler):
                     step(info)
                 except Exception as error:
                     logger.error("%s could not be ended: %s", info.id, error)
+        _tensors.leave(join(info.worker.ip, info.port) for info in workers)
 
     def _end(self, clusters: list[Cluster], shares: list[_roles.Share]) -> None:
         """Stop clusters and give back what they were on."""
