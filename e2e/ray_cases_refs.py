@@ -136,7 +136,10 @@ def handles_that_come_back() -> None:
     assert found == counter and ray.get(found.add.remote()) == 1
     assert ray.get(found.__ray_ready__.remote())
     assert ray.get(found.__ray_call__.remote(lambda obj, x: obj.value + x, 5)) == 6
-    raises(AttributeError, lambda: ray.get(found.nothing.remote()))
+    raises(AttributeError, lambda: found.nothing)
+    assert ray.get(found._private.remote()) == "private"
+    assert ray.get(found.two.remote()) == [1, 2] and found.none.remote() is None
+    assert ray.get(counter.me.remote()) == 2
     found.__ray_terminate__.remote()
     raises(
         ray.exceptions.RayActorError,
@@ -229,6 +232,7 @@ def tasks() -> None:
     assert ray.get(double.remote(double.remote(double.remote(1)))) == 8
     assert ray.get(tree.remote(3), timeout=120) == 8
     assert ray.get(total.options(num_cpus=0.1).remote(1, 2, extra=3)) == 6
+    assert double.options(num_returns=0).remote(1) is None
     ended = crash.options(max_retries=0).remote()
     raises(ray.exceptions.WorkerCrashedError, lambda: ray.get(ended, timeout=60))
     assert ray.get([double.remote(i) for i in range(4)], timeout=60) == [0, 2, 4, 6]

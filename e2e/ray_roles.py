@@ -157,6 +157,15 @@ class _Counter:
     def two(self) -> tuple[int, int]:
         return 1, 2
 
+    @returning(0)
+    def none(self) -> None: ...
+
+    def _private(self) -> str:
+        return "private"
+
+    def me(self) -> int:
+        return len(ray.get_runtime_context().current_actor.two.remote())
+
     def timeout(self, timeout: int, name: str, blocking: bool) -> tuple[int, str, bool]:
         return timeout, name, blocking
 

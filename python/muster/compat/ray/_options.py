@@ -157,11 +157,24 @@ def devices_asked(options: Mapping[str, Any]) -> float:
     return float(options.get("num_gpus") or 0) or float(named.get("NPU") or 0)
 
 
+def returns(options: Mapping[str, Any], usual: int = 1) -> Any:
+    """How many values a call returns, by its options."""
+    said = options.get("num_returns")
+    return usual if said is None else said
+
+
 def create(
-    host: type, name: str, args: Any, options: Mapping[str, Any], patience: float, **more: Any
+    host: type,
+    name: str,
+    args: Any,
+    options: Mapping[str, Any],
+    patience: float,
+    env: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> _service.Service:
     """The service that an actor or a task's worker is, where its options want it."""
     fields = environment(options)
+    fields["env"] |= env or {}
     if restarts := options.get("max_restarts") or 0:
         fields["on_failure"] = "restart_worker"
         fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
