@@ -25,6 +25,7 @@ from areal.infra.rpc.rtensor import RTensor
 from areal.infra.scheduler.exceptions import EngineCallError
 from areal_real_engines import Inference, Train
 from muster.compat.areal import MusterScheduler
+from muster.compat.areal._tensors import is_ours
 from running import below
 
 root = sys.argv[1]
@@ -56,6 +57,7 @@ if __name__ == "__main__":
     given = [torch.arange(n, n + 4).reshape(1, 4) for n in range(6)]
     once = c._custom_function_call("double", rows(given))
     assert all(isinstance(row["input_ids"], RTensor) for row in once)
+    assert all(is_ours(row["input_ids"].shard.shard_id) for row in once), "by Muster"
     twice = c._custom_function_call("double", rows([row["input_ids"] for row in once]))
     for before, after in zip(given, RTensor.localize(twice), strict=True):
         assert torch.equal(after["input_ids"], before * 4)

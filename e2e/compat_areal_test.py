@@ -101,6 +101,14 @@ def test_a_role(scheduler: MusterScheduler) -> None:
     assert role(scheduler, count=1) == ["actor/0"], "its name is free again"
 
 
+def test_roles_whose_names_differ_in_signs_alone(scheduler: MusterScheduler) -> None:
+    names = ("a/b", "a_b", "a.b", "-a")
+    for name in names:
+        assert role(scheduler, name, 1) == [f"{name}/0"]
+    pids = {scheduler._workers[name][0].pid for name in names}
+    assert len(pids) == len(names)
+
+
 def test_jobs_that_cannot_be(scheduler: MusterScheduler) -> None:
     with pytest.raises(WorkerCreationError, match="greater than 0"):
         scheduler.create_workers(Job("a", 0))
@@ -479,15 +487,19 @@ def test_pools(scheduler: MusterScheduler) -> None:
         scheduler.create_workers(Job("more", 1, [SchedulingSpec(gpu=1)]))
 
 
-def test_chosen_devices(_head: None, tmp_path: Path) -> None:
+def test_chosen_devices(_head: None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scheduler = MusterScheduler([1, 3], str(tmp_path))
     try:
         assert scheduler.gpu_devices == [1, 3]
         role(scheduler, gpu=1)
         assert [devices(scheduler, f"actor/{n}") for n in (0, 1)] == ["1", "3"]
+        assert not caplog.records
         role(scheduler, "ref", gpu=1, count=3)
         shared = [devices(scheduler, f"ref/{n}") for n in range(3)]
         assert shared == ["1", "3", "1"], "in turn, and again when all have been given"
+        [first, second] = [record.getMessage() for record in caplog.records]
+        assert "'ref' gets GPUs [1, 3], which role 'actor' has already" in first
+        assert "'ref' gets GPUs [1], which role 'ref' has already" in second
         role(scheduler, "wide", gpu=2, count=1)
         assert devices(scheduler, "wide/0") == "1,3"
         with pytest.raises(WorkerCreationError, match="failed for worker 0") as caught:
@@ -495,15 +507,15 @@ def test_chosen_devices(_head: None, tmp_path: Path) -> None:
         assert "Requested 3 GPUs but only 2 available" in str(caught.value)
     finally:
         scheduler.delete_workers()
-    first = MusterScheduler([3], str(tmp_path))
+    one = MusterScheduler([3], str(tmp_path))
     other = MusterScheduler([1, 2], str(tmp_path))  # beside each other
     try:
-        role(first, "a", gpu=1, count=1)
+        role(one, "a", gpu=1, count=1)
         role(other, "b", gpu=1)
-        found = devices(first, "a/0"), devices(other, "b/0"), devices(other, "b/1")
+        found = devices(one, "a/0"), devices(other, "b/0"), devices(other, "b/1")
         assert found == ("3", "1", "2"), "the ones that were named"
     finally:
-        first.delete_workers()
+        one.delete_workers()
         other.delete_workers()
     again = MusterScheduler([1, 3], str(tmp_path))  # its devices were given back
     try:

@@ -12,9 +12,11 @@ from typing import Any
 
 from ray_roles import (
     REAL,
+    AsyncNoting,
     Counter,
     Maker,
     NodeAffinitySchedulingStrategy,
+    Noting,
     Plain,
     Queue,
     Sealed,
@@ -84,6 +86,22 @@ def an_actor_that_is_killed_and_comes_back() -> None:
     assert ray.get(counter.add.remote()) == 4  # it was made anew
     ray.kill(counter, no_restart=False)
     until(lambda: is_dead(counter))
+
+
+def counts(counter: Any, to: int) -> bool:
+    return int(ray.get(counter.add.remote(0))) == to
+
+
+@case
+def an_actor_that_comes_back_is_constructed_unasked() -> None:
+    counter = Counter.remote()
+    for cls, made in ((Noting, 2), (AsyncNoting, 4)):
+        actor = ray.remote(cls).options(max_restarts=1).remote(counter)
+        assert ray.get(actor.alive.remote(), timeout=60)
+        ray.kill(actor, no_restart=False)
+        until(partial(counts, counter, made))
+        ray.kill(actor)
+    ray.kill(counter)
 
 
 @case

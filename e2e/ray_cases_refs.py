@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ray_cases_ends import all_devices_are_free, until
 from ray_roles import (
     REAL,
     Counter,
@@ -135,7 +136,10 @@ def handles_that_come_back() -> None:
     assert found == counter and ray.get(found.add.remote()) == 1
     assert ray.get(found.__ray_ready__.remote())
     assert ray.get(found.__ray_call__.remote(lambda obj, x: obj.value + x, 5)) == 6
-    raises(AttributeError, lambda: ray.get(found.nothing.remote()))
+    raises(AttributeError, lambda: found.nothing)
+    assert ray.get(found._private.remote()) == "private"
+    assert ray.get(found.two.remote()) == [1, 2] and found.none.remote() is None
+    assert ray.get(counter.me.remote()) == 2
     found.__ray_terminate__.remote()
     raises(
         ray.exceptions.RayActorError,
@@ -228,6 +232,7 @@ def tasks() -> None:
     assert ray.get(double.remote(double.remote(double.remote(1)))) == 8
     assert ray.get(tree.remote(3), timeout=120) == 8
     assert ray.get(total.options(num_cpus=0.1).remote(1, 2, extra=3)) == 6
+    assert double.options(num_returns=0).remote(1) is None
     ended = crash.options(max_retries=0).remote()
     raises(ray.exceptions.WorkerCrashedError, lambda: ray.get(ended, timeout=60))
     assert ray.get([double.remote(i) for i in range(4)], timeout=60) == [0, 2, 4, 6]
@@ -297,6 +302,42 @@ def a_group_that_is_too_large() -> None:
     group = placement_group([{"GPU": 100}])
     assert not group.wait(1)
     remove_placement_group(group)
+
+
+@case
+def a_group_that_is_not_ready_yet() -> None:
+    held = placement_group([{"GPU": 3}])
+    ray.get(held.ready(), timeout=60)
+    group, other = placement_group([{"GPU": 2}]), placement_group([{"GPU": 2}])
+    ref, dropped = group.ready(), other.ready()
+    raises(ray.exceptions.GetTimeoutError, lambda: ray.get(ref, timeout=0.1))
+    assert ray.wait([ref, dropped], timeout=0.1) == ([], [ref, dropped])
+    assert ray.util.placement_group_table(group)["state"] == "PENDING"
+    queue = ray.remote(Queue).remote()
+    waiting = queue.place.remote(2)
+    ray.wait([waiting], timeout=0.5)
+    assert ray.get(queue.size.remote(), timeout=60) == 0  # it answers meanwhile
+    remove_placement_group(other)
+    remove_placement_group(held)
+    assert ray.get(ref, timeout=60) == group
+    assert ray.get(group.ready(), timeout=60) == group and group.wait(1)
+    assert ray.util.placement_group_table(group)["state"] == "CREATED"
+    assert ray.get(waiting, timeout=60) == 1
+    remove_placement_group(group)
+    ray.kill(queue)
+    all_devices_are_free()
+
+
+@case
+def a_part_of_a_device_in_a_bundle() -> None:
+    group = placement_group([{"GPU": 0.5}])
+    assert ray.get(group.ready(), timeout=60).bundle_specs == [{"GPU": 0.5}]
+    until(lambda: ray.available_resources().get("GPU", 0) < 4)
+    strategy = PlacementGroupSchedulingStrategy(group)
+    one = Counter.options(num_gpus=0.5, num_cpus=0, scheduling_strategy=strategy).remote()
+    assert len(ray.get(one.env.remote("CUDA_VISIBLE_DEVICES"), timeout=60).split(",")) == 1
+    remove_placement_group(group)
+    all_devices_are_free()
 
 
 @case

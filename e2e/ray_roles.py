@@ -157,6 +157,15 @@ class _Counter:
     def two(self) -> tuple[int, int]:
         return 1, 2
 
+    @returning(0)
+    def none(self) -> None: ...
+
+    def _private(self) -> str:
+        return "private"
+
+    def me(self) -> int:
+        return len(ray.get_runtime_context().current_actor.two.remote())
+
     def timeout(self, timeout: int, name: str, blocking: bool) -> tuple[int, str, bool]:
         return timeout, name, blocking
 
@@ -249,6 +258,12 @@ class Queue:
         await asyncio.sleep(0.3)
         return int(await other.size.remote())
 
+    async def place(self, gpus: int) -> int:
+        group = placement_group([{"GPU": gpus}])
+        await group.ready()
+        remove_placement_group(group)
+        return int(group.bundle_count)
+
     def size(self) -> int:
         return len(self.items)
 
@@ -300,6 +315,20 @@ class Gate:
         if depth == 0:
             return 0
         return 1 + int(ray.get(other.ping.remote(me, other, depth - 1)))
+
+
+class Noting:
+    """Tells another when it is made."""
+
+    def __init__(self, counter: Any) -> None:
+        ray.get(counter.add.remote())
+
+    def alive(self) -> bool:
+        return True
+
+
+class AsyncNoting(Noting):
+    async def idle(self) -> None: ...
 
 
 class Broken:

@@ -311,6 +311,15 @@ def test_workers_that_call_workers() -> None:
         assert infer.get_weights() == [0.5] * 4
 
 
+def test_a_timeout_that_is_the_methods_own() -> None:
+    waiter = muster.service(parts.Waiter, "waiter")
+    for call in (waiter.wait, waiter.wait.remote):
+        with pytest.raises(TypeError, match=r"Waiter\.wait\(\) has a parameter timeout of its own"):
+            call(timeout=5)
+    assert waiter.wait(5) == 5 and waiter.wait(5, timeout=30) == 5
+    waiter.shutdown()
+
+
 def test_called_back_while_it_waits() -> None:
     """A class that runs one call at a time cannot be; one that runs several can."""
     muster.service(parts.Back, "back")

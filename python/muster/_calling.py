@@ -174,6 +174,8 @@ class Group:
         special: bool = True,
         hold: Hold | None = None,
     ) -> tuple[bytes, bytes, list[Any], Due | None]:
+        if timeout is not None:
+            method.check_timeout(args)
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
             method.check_cut(args, kwargs, self.world)

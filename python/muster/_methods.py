@@ -76,6 +76,17 @@ class Method:
         if not fits:
             raise self._misfit(args, kwargs)
 
+    def check_timeout(self, args: Sequence[Any]) -> None:
+        """Refuse a call's ``timeout`` where it may be meant for the method."""
+        if "timeout" in self._by_keyword and "timeout" not in self._positional[: len(args)]:
+            raise _errors.ArgumentTypeError(
+                f"{self.where}() has a parameter timeout of its own, and timeout= is how long the "
+                "call may take: give the parameter by position, or rename it; muster.get(ref, "
+                "timeout=...) says how long the call may take, too",
+                code="type",
+                method=self.name,
+            )
+
     def _fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         given = len(args)
         if given > self._at_most:

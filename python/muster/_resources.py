@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _context, _worker
+from ._client import reply_map
 from ._config import WorkerConfig, as_seconds, as_worker_config
 from ._environment import runtime_env_text
 
 if TYPE_CHECKING:
     from ._client import Connection
     from ._cluster import Cluster
+    from ._refs import Ref
 
 #: Seconds for nodes that are starting, before they are told as they are.
 _JOINING_PATIENCE = 30.0
@@ -129,6 +131,10 @@ class ResourceManager:
         connection = _context.connection("ResourceManager()")
         with _context.waiting():
             pool = connection.request("pool.create", asked)
+        self._hold(connection, pool)
+
+    def _hold(self, connection: Connection, pool: Mapping[str, Any]) -> None:
+        """Be the pool that the head has reserved."""
         self.id: int = pool["id"]
         #: How many GPUs each node has; 0 where they differ.
         self.gpu_per_node: int = pool["per_node"]
@@ -194,21 +200,30 @@ class ResourceManager:
         """A pool of bundles that may differ, each ``{"gpus": 2, "cpus": 4}``, all on nodes as
         ``strategy`` says. Bundle i is node i of the pool; `gpu_ids` has its GPUs. CPUs are
         counted on Ray's nodes alone."""
-        asked = _asked(
-            0,
-            1,
-            timeout=timeout,
-            strategy=strategy,
-            cpus_per_node=0,
-            labels=labels,
-            accelerator_type=accelerator_type,
-            node=node,
-            wait=wait,
-        )
-        if isinstance(bundles, (str, Mapping)) or not bundles:
-            raise ValueError(f"bundles is {bundles!r}; it is a list of dicts, one at least")
         self = cls.__new__(cls)
-        self._reserve({**asked, "bundles": [_bundle(bundle) for bundle in bundles]})
+        self._reserve(
+            bundles_asked(
+                bundles,
+                strategy=strategy,
+                timeout=timeout,
+                labels=labels,
+                accelerator_type=accelerator_type,
+                node=node,
+                wait=wait,
+            )
+        )
+        return self
+
+    @classmethod
+    def _begin(cls, asked: dict[str, Any]) -> Ref:
+        """Ask for a pool and do not wait: `_taken` makes it of the reply."""
+        return _context.connection("ResourceManager()").ask("pool.create", asked)
+
+    @classmethod
+    def _taken(cls, reply: Ref) -> ResourceManager:
+        """The pool that a reply brings, or the error."""
+        self = cls.__new__(cls)
+        self._hold(reply._connection, reply_map(reply))
         return self
 
     @classmethod
@@ -373,6 +388,33 @@ def _asked(
         "node": node or "",
         "wait": bool(wait),
     }
+
+
+def bundles_asked(
+    bundles: Sequence[Mapping[str, float]],
+    *,
+    strategy: str,
+    timeout: float,
+    labels: Mapping[str, str] | None = None,
+    accelerator_type: str | None = None,
+    node: str | None = None,
+    wait: bool = False,
+) -> dict[str, Any]:
+    """The request for a pool of bundles."""
+    asked = _asked(
+        0,
+        1,
+        timeout=timeout,
+        strategy=strategy,
+        cpus_per_node=0,
+        labels=labels,
+        accelerator_type=accelerator_type,
+        node=node,
+        wait=wait,
+    )
+    if isinstance(bundles, (str, Mapping)) or not bundles:
+        raise ValueError(f"bundles is {bundles!r}; it is a list of dicts, one at least")
+    return {**asked, "bundles": [_bundle(bundle) for bundle in bundles]}
 
 
 def _bundle(bundle: Mapping[str, float]) -> dict[str, Any]:

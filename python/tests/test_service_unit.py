@@ -248,3 +248,18 @@ def test_what_a_method_of_a_class_takes() -> None:
     method_of(Here, "__init__").check((1,), {"x": 2})  # which says nothing
     with pytest.raises(TypeError, match=r"Here.step\(\) cannot be called so: missing .* 'x'"):
         method_of(Here, "step").check((), {})
+
+
+def test_a_timeout_that_may_be_the_methods() -> None:
+    class Here:
+        def wait(self, x: int, timeout: float = 1.0) -> None: ...
+
+        def only(self, *, timeout: float) -> None: ...
+
+        def step(self, **more: int) -> None: ...
+
+    method_of(Here, "wait").check_timeout((1, 2.0))  # its own is given
+    method_of(Here, "step").check_timeout(())
+    for name in ("wait", "only"):
+        with pytest.raises(TypeError, match=rf"Here.{name}\(\) has a parameter timeout of its own"):
+            method_of(Here, name).check_timeout((1,))

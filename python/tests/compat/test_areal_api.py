@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from muster.compat import areal
 from muster.compat.areal import _client, _engines, _roles, guard
 from muster.compat.areal.stand_in import api as stand_in
+
+ALLOWED = set(string.ascii_letters + string.digits + "_-.")
 
 
 def test_errors_have_areals_fields() -> None:
@@ -116,3 +119,10 @@ def test_shares() -> None:
     assert [s.indices for s in _roles._grouped([spec] * 3)] == [[0, 1, 2]]
     assert [s.indices for s in _roles._grouped([spec, other])] == [[0], [1]]
     assert [s.indices for s in _roles._grouped([apart] * 2)] == [[0], [1]]
+
+
+def test_roles_that_differ_are_clusters_that_differ() -> None:
+    names = [_roles.cluster_name(role) for role in ("a/b", "a_b", "a.b", "/b", "-b", "b", "ä")]
+    assert len(set(names)) == len(names)
+    assert all(name[0].isalnum() and set(name) <= ALLOWED for name in names)
+    assert _roles.cluster_name("actor_train-0") == "actor_train-0"

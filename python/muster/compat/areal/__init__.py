@@ -7,8 +7,8 @@ server. docs/migrating-from-areal.md tells more.
 
 In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_client`
 (how workers are called). In workers: `_host` and `_engines`; `guard`, `_blueprints` and
-`rpc_server` are what they serve by HTTP. `stand_in` has what of AReaL they need where it is not
-installed.
+`rpc_server` are what they serve by HTTP. In both `_tensors`, and `stand_in`, which has what of
+AReaL they need where it is not installed.
 """
 
 from __future__ import annotations

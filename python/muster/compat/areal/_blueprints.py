@@ -1,4 +1,4 @@
-"""What a worker's server answers beyond a guard's: engines, and tensors that lie in it.
+"""What a worker's server answers beyond a guard's: engines, and tensors that they returned.
 
 Whatever concerns engines is asked of the host, on the one thread that runs them, as
 controllers ask it. Tensors are given and taken beside it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _engines
+from . import _engines, _tensors
 from ._areal import serialization, tensors
 from ._client import Refusal
 from ._trees import plain
@@ -46,7 +46,7 @@ def _create_engine(state: GuardState, data: Any) -> Any:
 
 
 def _call(state: GuardState, data: Any) -> Any:
-    """Call an engine; tensors that it returns stay here, and are named."""
+    """Call an engine; tensors that it returns are named."""
     named = {"method": needed(data, "method", str), "engine_name": needed(data, "engine_name", str)}
     given = {"args": data.get("args") or [], "kwargs": data.get("kwargs") or {}}
     result = _ask(state, "call", given, **named, rpc_meta=data.get("rpc_meta"))
@@ -94,7 +94,7 @@ def _store(state: GuardState, data: Any) -> Any:
 
 def _shard(state: GuardState, data: Any) -> Any:
     try:
-        return serialization().serialize_value(_home(state).fetch(data["name"]))
+        return serialization().serialize_value(_found(_home(state), data["name"]))
     except KeyError:
         raise Refusal(404, f"Shard {data['name']} not found") from None
 
@@ -103,7 +103,7 @@ def _shards(state: GuardState, data: Any) -> Any:
     home, found, missing = _home(state), [], []
     for shard in _ids(data):
         try:
-            found.append(home.fetch(shard))
+            found.append(_found(home, shard))
         except KeyError:
             missing.append(shard)
     if missing:
@@ -112,10 +112,29 @@ def _shards(state: GuardState, data: Any) -> Any:
     return serialization().serialize_value(found)
 
 
+def _found(home: Any, shard: str) -> Any:
+    """A tensor that was put here, or that an engine of Muster's returned."""
+    near = _tensors.backend()
+    if near is None or not _tensors.is_ours(shard):
+        return home.fetch(shard)
+    try:
+        return near.take([shard])[0]
+    except RuntimeError:
+        raise KeyError(shard) from None
+
+
 def _clear(state: GuardState, data: Any) -> Any:
-    home = _home(state)
-    count = sum(home.remove(shard) for shard in _ids(data))
-    return {"status": "ok", "cleared_count": count, **home.storage_stats()}
+    home, near, shards = _home(state), _tensors.backend(), _ids(data)
+    count = sum(home.remove(shard) for shard in shards)
+    stats = home.storage_stats()
+    if near is not None:
+        count += near.service().drop([shard for shard in shards if _tensors.is_ours(shard)])
+        sizes = near.service().sizes(state.node_addr)
+        stats = {
+            "num_tensors": stats["num_tensors"] + len(sizes),
+            "total_bytes": stats["total_bytes"] + sum(sizes),
+        }
+    return {"status": "ok", "cleared_count": count, **stats}
 
 
 def _ids(data: Any) -> list[str]:

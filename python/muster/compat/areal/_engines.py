@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from . import _tensors
 from ._areal import INSTALLED, part, tensors
 from ._client import Refusal
 from ._trees import leaves
@@ -111,11 +112,14 @@ def localize(value: Any) -> Any:
 
 
 def keep(engine: Any, result: Any, node_addr: str) -> Any:
-    """A result whose tensors stay here, and are referred to. Only those of a data-parallel head:
+    """A result that refers to its tensors, which are kept. Only those of a data-parallel head:
     nobody would ever fetch, nor let go of, those of its peers."""
     if _has_tensors(result) and _is_peer(engine):
         return None
-    return tensors().RTensor.remotize(result, node_addr=node_addr)
+    made = tensors().RTensor.remotize(result, node_addr=node_addr)
+    if (near := _tensors.backend()) is not None:
+        near.settle()
+    return made
 
 
 def _is_peer(engine: Any) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 
 import muster
 
+from ... import _context
 from ..._programs import Program, end_with
-from . import _engines, guard
+from . import _engines, _tensors, guard
 from ._areal import join_names, serialization, tensors
 from ._client import Refusal
 from ._trees import plain
@@ -92,6 +93,8 @@ class Host(muster.Worker):
         if not self.is_warm:
             serialization()
             tensors()
+            if _context.in_worker():
+                _tensors.install(self.state.node_addr)
             join_names(self.state)
             self.is_warm = True
 
@@ -111,7 +114,7 @@ class Host(muster.Worker):
     def do_call(
         self, method: str, engine_name: str, args: Any, kwargs: Any, rpc_meta: Any = None
     ) -> Any:
-        """Call an engine: tensors that it returns stay here."""
+        """Call an engine: what comes back refers to tensors that it returns."""
         args, kwargs = _engines.localize([args, kwargs])
         if engine_name not in (names := list(self.engines())):
             raise Refusal(404, f"Engine '{engine_name}' not found. Available engines: {names}")

@@ -16,6 +16,7 @@ from typing import Any
 
 from ... import _errors
 from ..._resources import ResourceManager, nodes
+from .._quoting import quoted
 from . import _api
 from ._areal import INSTALLED, part
 
@@ -79,6 +80,13 @@ def interpreter(spec: Any) -> str | None:
     return first if named and any(word in _api.NATIVE_COMMANDS for word in words) else None
 
 
+def cluster_name(role: str) -> str:
+    """The cluster that a role is; no two roles have the same. A name begins with a letter, a digit
+    or ``_``, and two dots are in no other."""
+    name = quoted(role)
+    return f"role..{name}" if name[:1] in ("-", ".") else name
+
+
 # --- pools ----------------------------------------------------------------------------
 
 
@@ -114,6 +122,21 @@ class Named:
             self._pool = ResourceManager(devices=self._devices, timeout=_PATIENCE)
         share.pool, share.lent = self._pool, True
         share.mapping = [self._devices.index(device) for device in devices]
+
+    def given_twice(
+        self, made: list[Share], before: dict[str, list[Share]]
+    ) -> dict[str, list[int]]:
+        """The roles that have devices of new ones already, and which. ``before`` is what all roles
+        have, the new one's among it."""
+        new = [place for share in made if share.lent for place in share.mapping or ()]
+        found: dict[str, list[int]] = {}
+        for role, theirs in before.items():
+            places = [place for share in theirs if share.lent for place in share.mapping or ()]
+            least = 1 if theirs is made else 0
+            both = [place for place in sorted(set(new)) if places.count(place) > least]
+            if both:
+                found[role] = [self._devices[place] for place in both]
+        return found
 
     def release(self) -> None:
         """Give the pool back."""

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from ..._cluster import Cluster
 from ..._config import WorkerConfig
 from ..._logfiles import LogFiles
 from ..._refs import get
-from . import _api, _roles
+from . import _api, _roles, _tensors
 from ._areal import INSTALLED, announce, begin_trial
 from ._client import Again, Refusal, join
 from ._host import Host, Opening
@@ -58,7 +57,6 @@ _PRELOAD = (
     # AReaL imports it first, and it takes longest.
     *(("torch",) if INSTALLED and find_spec("torch") is not None else ()),
 )
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class MusterScheduler(_api.Scheduler):
@@ -155,6 +153,8 @@ class MusterScheduler(_api.Scheduler):
         per_node = self.n_gpus_per_node if any(spec.gpu for spec in specs) else 0
         shares = _roles.shares(role, specs, per_node, self._named, self._allocate_gpus)
         self._shares[role] = shares
+        if self._named is not None:
+            self._warn_of_shared(role, self._named.given_twice(shares, self._shares))
         openings = [
             Opening(self._identity(role, index), "", max(spec.port_count, 1), command=words)
             for index, (spec, words) in enumerate(zip(specs, commands, strict=True))
@@ -179,6 +179,14 @@ class MusterScheduler(_api.Scheduler):
             )
         self._gpu_counter += num_gpus
         return [devices[place % len(devices)] for place in range(first, self._gpu_counter)]
+
+    def _warn_of_shared(self, role: str, twice: dict[str, list[int]]) -> None:
+        for other, devices in twice.items():
+            logger.warning(
+                "role %r gets GPUs %s, which role %r has already: gpu_devices=%s are given in turn, "
+                "and again when all have been given. Say colocation where roles are to share them",
+                *(role, devices, other, self.gpu_devices),
+            )
 
     def _colocate(self, role: str, count: int, strategy: Any) -> list[str]:
         target = strategy.target
@@ -270,7 +278,7 @@ class MusterScheduler(_api.Scheduler):
         infos: list[WorkerInfo] = []
         try:
             for number, share in enumerate(shares):
-                name = _NOT_IN_NAMES.sub("_", role).lstrip("-.") + self._suffix
+                name = _roles.cluster_name(role) + self._suffix
                 if len(shares) > 1:
                     name += f".{number}"
                 self._logs.follow(name, role)
@@ -289,6 +297,8 @@ class MusterScheduler(_api.Scheduler):
     def _admit(self, role: str, infos: list[WorkerInfo]) -> None:
         """Have workers be a role's, with the experiment's configuration."""
         self._workers[role] = infos
+        if any(isinstance(info, Native) for info in infos):
+            _tensors.install()
         self._allocated_ports.update(_ports(infos))
         if self.exp_config is not None:  # all at once: the first thing they do takes longest
             with ThreadPoolExecutor(len(infos)) as pool:
@@ -426,6 +436,7 @@ class MusterScheduler(_api.Scheduler):
                     step(info)
                 except Exception as error:
                     logger.error("%s could not be ended: %s", info.id, error)
+        _tensors.leave(join(info.worker.ip, info.port) for info in workers)
 
     def _end(self, clusters: list[Cluster], shares: list[_roles.Share]) -> None:
         """Stop clusters and give back what they were on."""

@@ -1,7 +1,7 @@
 """What runs in the processes of actors and tasks: each class here is a service of Muster's.
 
-A host makes the user's object when it is first called, so that a constructor's error is told
-to every caller, as Ray does.
+A host makes the user's object in a call, so that a constructor's error is told to every
+caller, as Ray does: in `initialize`, which the head has a new process run again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..._crew import Runner, called
@@ -31,9 +32,10 @@ class Host:
         self._failed = ""
         self._making = threading.Lock()  # with max_concurrency, several may be first
 
-    def construct(self) -> None:
+    def initialize(self) -> None:
         """Make the object, unless somebody was first."""
-        self._object()
+        with suppress(ConstructionFailed):  # told to who calls
+            self._object()
 
     def run(self, name: str, keys: Sequence[str], *values: Any) -> Any:
         """Call a method; the last of the values are keyword arguments."""
@@ -59,9 +61,9 @@ class Host:
 class AsyncHost(Host):
     """An actor of a class with ``async def`` methods: calls run side by side on its loop."""
 
-    async def construct(self) -> None:  # type: ignore[override]
-        """As `Host.construct`, with a running loop."""
-        self._object()
+    async def initialize(self) -> None:  # type: ignore[override]
+        """As `Host.initialize`, with a running loop."""
+        super().initialize()
 
     async def run(self, name: str, keys: Sequence[str], *values: Any) -> Any:
         """As `Host.run`; what can be awaited is."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from urllib.parse import quote, unquote
+
+from .._quoting import quoted, unquoted
 
 _PREFIX = "ray."
 
 
 def service_name(namespace: str, name: str) -> str:
     """The service that an actor of that name is."""
-    return f"{_PREFIX}{_quoted(namespace)}..{_quoted(name)}"
+    return f"{_PREFIX}{quoted(namespace)}..{quoted(name)}"
 
 
 def actor_name(service: str) -> tuple[str, str] | None:
@@ -23,13 +24,9 @@ def actor_name(service: str) -> tuple[str, str] | None:
     namespace, dots, name = service.removeprefix(_PREFIX).partition("..")
     if not dots or not service.startswith(_PREFIX):
         return None
-    return unquote(namespace.replace(".", "%")), unquote(name.replace(".", "%"))
+    return unquoted(namespace), unquoted(name)
 
 
 def nameless(what: str) -> str:
     """A name that nobody has, for an actor or a worker without one."""
     return f"{re.sub('[^A-Za-z0-9_-]', '_', what)[:60]}.{uuid.uuid4().hex[:12]}"
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="").replace(".", "%2E").replace("~", "%7E").replace("%", ".")

@@ -36,6 +36,8 @@ _ACTOR = _COMMON | set(
 #: What of a runtime_env only tunes how Ray makes it.
 _IGNORED = ("config", "eager_install")
 _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
+#: Seconds for a new process of an actor, and for its constructor, which may load a model.
+_CONSTRUCTING = 3600.0
 #: Seconds between asking an actor to end and ending it: Ray asks not at all.
 _GRACE = 1.0
 
@@ -155,15 +157,29 @@ def devices_asked(options: Mapping[str, Any]) -> float:
     return float(options.get("num_gpus") or 0) or float(named.get("NPU") or 0)
 
 
+def returns(options: Mapping[str, Any], usual: int = 1) -> Any:
+    """How many values a call returns, by its options."""
+    said = options.get("num_returns")
+    return usual if said is None else said
+
+
 def create(
-    host: type, name: str, args: Any, options: Mapping[str, Any], patience: float, **more: Any
+    host: type,
+    name: str,
+    args: Any,
+    options: Mapping[str, Any],
+    patience: float,
+    env: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> _service.Service:
     """The service that an actor or a task's worker is, where its options want it."""
     fields = environment(options)
+    fields["env"] |= env or {}
     if restarts := options.get("max_restarts") or 0:
         fields["on_failure"] = "restart_worker"
         fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
         fields["restart_window"] = 1e8
+        fields["startup_timeout"] = _CONSTRUCTING
     fields |= {"max_concurrency": options.get("max_concurrency"), "grace": _GRACE}
     config = WorkerConfig(gpus_timeout=patience, **fields, **_place(options))
     return _service.create(host, name, args, config=config, **more)

@@ -7,6 +7,7 @@ and what is known of the class; it can be sent to others.
 from __future__ import annotations
 
 import inspect
+import json
 from abc import ABCMeta
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -47,7 +48,7 @@ def method(*args: Any, **options: Any) -> Any:
 def _methods_of(cls: type) -> dict[str, int]:
     """The methods of an actor's class, and how many values each returns."""
     return {
-        name: getattr(function, "__ray_method__", {}).get("num_returns") or 1
+        name: _options.returns(getattr(function, "__ray_method__", {}))
         for name, function in inspect.getmembers(cls, callable)
         if not name.startswith("__") or name in ("__init__", "__call__")
     }
@@ -80,9 +81,14 @@ class ActorClass(_options.Remote):
         )
         host = _host.AsyncHost if has_async_methods(cls) else _host.Host
         given = (actor, _modules.located(cls), args, kwargs)
+        # Not before: a class that came by value, and names itself, has none yet when this is made.
+        methods = _methods_of(cls)
+        about = {_state.ABOUT: json.dumps([self.__name__, methods])}
         reuse = bool(options.get("get_if_exists"))
         try:
-            made = _options.create(host, service, given, options, PATIENCE, get_or_create=reuse)
+            made = _options.create(
+                host, service, given, options, PATIENCE, about, get_or_create=reuse
+            )
         except _errors.NameTakenError:
             raise ActorAlreadyExistsError(
                 f"there is a living actor {name!r} in namespace {namespace!r} already: use "
@@ -90,9 +96,8 @@ class ActorClass(_options.Remote):
             ) from None
         if not name and options.get("lifetime") != "detached":
             made.end_with_handle()
-        made.construct.remote()
-        # Not before: a class that came by value, and names itself, has none yet when this is made.
-        return ActorHandle(made, _methods_of(cls), self.__name__, cls)
+        made.initialize.remote()
+        return ActorHandle(made, methods, self.__name__, cls)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "__muster_class__" not in self.__dict__:
@@ -113,7 +118,7 @@ class ActorMethod:
 
     def options(self, **options: Any) -> ActorMethod:
         """The same with other options, of which ``num_returns`` has an effect."""
-        return ActorMethod(self._handle, self._name, options.get("num_returns") or self._returns)
+        return ActorMethod(self._handle, self._name, _options.returns(options, self._returns))
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the call; a ref of what it returns, or a list of them."""
@@ -215,7 +220,8 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
         raise ValueError("get_actor() takes the name of an actor")
     where = _state.namespace(namespace)
     try:
-        return ActorHandle(_service.get_service(_names.service_name(where, name)), None)
+        service = _service.get_service(_names.service_name(where, name))
+        return handle_of(service, service._environment({}))
     except _errors.NotFoundError:
         worker = _workers.named(name) if where == _workers.NAMESPACE else None
         if worker is not None:
@@ -224,6 +230,13 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
             f"there is no living actor {name!r} in namespace {where!r}; it was not made, has "
             "ended, or has another namespace (get_actor(name, namespace=...))"
         ) from None
+
+
+def handle_of(service: Any, env: Mapping[str, str] | None) -> ActorHandle:
+    """A handle of an actor that another process made, whose environment tells of its class; None
+    where it cannot be asked at once."""
+    name, methods = json.loads((env or {}).get(_state.ABOUT, '["", null]'))
+    return ActorHandle(service, methods, name)
 
 
 def kill(actor: Any, *, no_restart: bool = True) -> None:

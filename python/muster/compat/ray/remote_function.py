@@ -21,7 +21,7 @@ class RemoteFunction(_options.Remote):
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the task; a ref of what it returns, or a list of them."""
-        function, returns = self.__muster_class__, self._options.get("num_returns") or 1
+        function, returns = self.__muster_class__, _options.returns(self._options)
         try:
             values = [passed(value) for value in args]
             named = {key: passed(value) for key, value in kwargs.items()}

@@ -70,14 +70,14 @@ class RuntimeContext:
     @property
     def current_actor(self) -> Any:
         """A handle of the actor that this runs in."""
-        from .actor import ActorHandle
+        from .actor import handle_of
 
         me = _worker._identity
         if not _state.actor().ident or me is None:
             raise RuntimeError("this runs in no actor")
         if (worker := _workers.named(me.worker_name)) is not None:
             return worker
-        return ActorHandle(_service.get_service(me.cluster_name), None)
+        return handle_of(_service.get_service(me.cluster_name), os.environ)
 
     def get_assigned_resources(self) -> dict[str, float]:
         """What this actor or task has taken."""

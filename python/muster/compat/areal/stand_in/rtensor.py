@@ -1,7 +1,7 @@
 """In the place of ``areal.infra.rpc.rtensor``: tensors by reference.
 
-An engine's tensors stay in its worker; what comes back names worker and shard,
-with shape and dtype, and the rows are fetched over HTTP when somebody needs them.
+What an engine returns names worker and shard, with shape and dtype; the rows are fetched
+when somebody needs them, over HTTP unless `set_backend` says how else.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RTensor:
     def to_local(self) -> Any:
         """The tensor itself, fetched if it is not here yet."""
         if self.data.is_meta:
-            self.data = _fetch_far(self.shard)
+            self.data = get_backend().fetch([self.shard])[0]
         return self.data
 
     @staticmethod
@@ -57,8 +57,8 @@ class RTensor:
         def change(leaf: Any) -> Any:
             if torch is None or not isinstance(leaf, torch.Tensor):
                 return leaf
-            tensor, shard = leaf.detach().cpu(), str(uuid.uuid4())
-            store(shard, tensor)
+            tensor = leaf.detach().cpu()
+            shard = get_backend().store(tensor)
             return RTensor(TensorShardInfo(shard, node_addr), tensor.to("meta"))
 
         return mapped(obj, change)
@@ -66,6 +66,11 @@ class RTensor:
     @staticmethod
     def localize(obj: Any) -> Any:
         """Put the tensors in the place of what refers to them."""
+        refs = [leaf for leaf in leaves(obj) if isinstance(leaf, RTensor)]
+        far = [ref for ref in refs if ref.data.is_meta]
+        found = get_backend().fetch([ref.shard for ref in far]) if far else []
+        for ref, tensor in zip(far, found, strict=True):
+            ref.data = tensor
         return mapped(obj, lambda leaf: leaf.to_local() if isinstance(leaf, RTensor) else leaf)
 
     @staticmethod
@@ -80,9 +85,41 @@ class RTensor:
     @staticmethod
     async def clear_node(node_addr: str, shard_ids: list[Any]) -> None:
         """Have a worker let go of shards."""
+        await get_backend().delete(node_addr, shard_ids)
+
+
+class HttpRTensorBackend:
+    """Tensors stay in the process that made them, which serves them."""
+
+    def fetch(self, shards: list[TensorShardInfo]) -> list[Any]:
+        """The tensors of shards."""
+        return [_fetch_far(shard) for shard in shards]
+
+    def store(self, tensor: Any) -> str:
+        """Keep a tensor; its shard."""
+        shard = str(uuid.uuid4())
+        store(shard, tensor)
+        return shard
+
+    async def delete(self, node_addr: str, shard_ids: list[Any]) -> None:
+        """Have a worker let go of shards."""
         url, body = f"http://{node_addr}/data/clear", json.dumps({"shard_ids": shard_ids}).encode()
         request = urllib.request.Request(url, body, method="DELETE")
         await asyncio.get_running_loop().run_in_executor(None, _read, request)
+
+
+_backend: Any = None
+
+
+def get_backend() -> Any:
+    """How tensors of this process are stored and fetched."""
+    return _backend or HttpRTensorBackend()
+
+
+def set_backend(backend: Any) -> None:
+    """Say how; None for HTTP."""
+    global _backend
+    _backend = backend
 
 
 def _read(request: Any) -> bytes:

@@ -6,11 +6,15 @@ A group can be sent to others, who use the same pools; it is its maker's to remo
 from __future__ import annotations
 
 import math
+import threading
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .... import ResourceManager, _errors, _sharing
+from ...._refs import Ref
+from ...._resources import bundles_asked
 
 if TYPE_CHECKING:
     from .._refs import ObjectRef
@@ -20,6 +24,7 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 PATIENCE = 30.0
 _AT_ONCE = 0.01
 _DEVICES = ("GPU", "NPU")
+_asking = threading.Lock()
 
 
 class PlacementGroup:
@@ -31,6 +36,7 @@ class PlacementGroup:
         self._strategy = strategy
         self._name = name
         self._reserved: list[Bundle] = []
+        self._reply: Ref | None = None  # of the head, while it is asked for them
         self._removed = False
 
     @property
@@ -39,21 +45,21 @@ class PlacementGroup:
         return len(self.bundle_specs)
 
     def ready(self) -> ObjectRef:
-        """A ref of this group as soon as all of it is reserved; an error if it cannot be."""
+        """A ref of this group, done as soon as all of it is reserved; it fails if it cannot be."""
         from .._refs import ObjectRef, failed
         from ..exceptions import translate
 
         try:
-            self._reserve(PATIENCE)
+            reply = self._ask(PATIENCE)
         except _errors.MusterError as error:
             return failed(translate(error))
-        return ObjectRef(_sharing.settled(self))
+        return ObjectRef(_sharing.settled(self) if reply is None else _Ready(self, reply))
 
     def wait(self, timeout_seconds: float = PATIENCE) -> bool:
         """Whether all of it is reserved within so many seconds."""
         try:
             self._reserve(timeout_seconds)
-        except _errors.ResourceError:
+        except (_errors.ResourceError, _errors.DeadlineError):
             return False
         return True
 
@@ -63,22 +69,57 @@ class PlacementGroup:
         return self._reserved
 
     def _reserve(self, timeout: float) -> None:
-        if self._removed:
-            raise _errors.ReleasedError(f"the placement group {self._name or self.id} was removed")
-        if not self._reserved:
-            pool = ResourceManager.for_bundles(
-                [_wanted(bundle) for bundle in self.bundle_specs],
-                strategy=self._strategy,
-                timeout=max(timeout, _AT_ONCE),
-                wait=True,
-            )
-            self._reserved = [Bundle(pool, index) for index in range(self.bundle_count)]
+        timeout = max(timeout, _AT_ONCE)
+        known = self._reply
+        reply = self._ask(timeout)
+        if reply is not None:
+            late = timeout if reply is known else None  # else the head knows it
+            reply._connection.response(reply, "pool.create", late)
+            self._take(reply)
+
+    def _ask(self, timeout: float) -> Ref | None:
+        """What the head will say; None where all is reserved."""
+        with _asking:
+            if self._removed:
+                raise _errors.ReleasedError(
+                    f"the placement group {self._name or self.id} was removed"
+                )
+            reply = self._reply
+            if reply is not None and reply.done():
+                self._reply = None
+                if not reply.failed():
+                    self._hold(reply)
+            if not self._reserved and self._reply is None:
+                wanted = [_wanted(bundle) for bundle in self.bundle_specs]
+                self._reply = ResourceManager._begin(
+                    bundles_asked(wanted, strategy=self._strategy, timeout=timeout, wait=True)
+                )
+            return self._reply
+
+    def _take(self, reply: Ref) -> None:
+        """Have what a reply brings that is there, or raise what it tells."""
+        with _asking:
+            if self._reply is reply:
+                self._reply = None
+                if not self._removed:
+                    self._hold(reply)
+
+    def _hold(self, reply: Ref) -> None:
+        pool = ResourceManager._taken(reply)
+        self._reserved = [Bundle(pool, index) for index in range(self.bundle_count)]
 
     def _remove(self) -> None:
-        self._removed = True
-        reserved, self._reserved = self._reserved, []
+        with _asking:
+            self._removed = True
+            reserved, self._reserved = self._reserved, []
+            reply, self._reply = self._reply, None
         if reserved:
             reserved[0].manager.destroy_placement_group()
+        if reply is not None:
+            _give_back(reply)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reply": None}  # who asked gets it
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlacementGroup) and self.id == other.id
@@ -88,6 +129,35 @@ class PlacementGroup:
 
     def __repr__(self) -> str:
         return f"PlacementGroup({self._name or self.id})"
+
+
+class _Ready(Ref):
+    """A ref of a group for which the head was asked."""
+
+    __slots__ = ("_group", "_reply")
+
+    def __init__(self, group: PlacementGroup, reply: Ref) -> None:
+        # With a finish, it is no call's whose answer the head could put in an argument's place.
+        super().__init__(reply._connection, reply._id, finish=lambda _: group)
+        self._group, self._reply = group, reply
+        self.follow(reply)
+
+    def _result(self) -> Any:
+        if self.failed():
+            return super()._result()  # raises
+        self._group._take(self._reply)
+        return self._group
+
+
+def _give_back(reply: Ref) -> None:
+    """Have what a reply brings released, which nobody wants any more."""
+    left = [reply]  # it may be told twice
+
+    def release() -> None:
+        if left and not left.pop().failed():
+            ResourceManager._taken(reply)  # and nobody has it
+
+    reply.watch(release)
 
 
 #: Those of this process.
@@ -169,6 +239,9 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
 def _row(group: PlacementGroup) -> dict[str, Any]:
     from .._nodes import node_id
 
+    if group._reply is not None and group._reply.done():
+        with suppress(_errors.MusterError):
+            group._take(group._reply)
     places = {index: node_id(at.node_name) for index, at in enumerate(group._reserved)}
     return {
         "placement_group_id": group.id,

@@ -1,0 +1,106 @@
+"""Tensors that engines return on `MusterScheduler`: by Muster for who is part of it, by HTTP for
+all others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import muster
+from muster.compat.areal import Job, MusterScheduler, RTensor, SchedulingSpec, _tensors
+from muster.compat.areal.stand_in import rtensor
+from muster.compat.areal.stand_in.serialization import deserialize_value
+from running import session
+
+torch: Any = pytest.importorskip("torch")
+
+_FAR = _tensors._MARK + "00"
+
+
+@pytest.fixture(params=["1x2", "2x1+net"])
+def scheduler(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[MusterScheduler]:
+    monkeypatch.setattr(rtensor, "_backend", None)
+    with session(request.param):
+        made = MusterScheduler(log_dir=str(tmp_path))
+        made.create_workers(Job("actor", 2, [SchedulingSpec(cpu=1, gpu=1)]))
+        for index in (0, 1):
+            asyncio.run(made.create_engine(f"actor/{index}", "areal_engines.Plain"))
+        try:
+            yield made
+        finally:
+            made.delete_workers()
+
+
+def echoed(scheduler: MusterScheduler, index: int, *args: Any) -> list[Any]:
+    found: list[Any] = scheduler.call_engine(f"actor/{index}", "echo", None, *args)["args"]
+    return found
+
+
+def test_tensors_go_by_muster(scheduler: MusterScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("by HTTP")
+
+    monkeypatch.setattr(rtensor, "_fetch_far", refuse)
+    large = torch.arange(1 << 20, dtype=torch.float32)
+    given = [large, large[5:8], torch.ones(2, 3, dtype=torch.bfloat16).t(), torch.zeros(0)]
+    kept = echoed(scheduler, 0, *given)
+    assert all(isinstance(one, RTensor) and one.data.is_meta for one in kept)
+    # On to another engine, of which the results are others' again.
+    again = echoed(scheduler, 1, *kept)
+    for results in (kept, again):
+        for before, after in zip(given, RTensor.localize(results), strict=True):
+            assert after.dtype is before.dtype and torch.equal(after, before)
+    fetched = kept[0].data
+    fetched += 1  # privately
+    assert torch.equal(echoed(scheduler, 1, fetched)[0].to_local(), large + 1)
+    assert torch.equal(again[0].to_local(), large)
+    shards = RTensor.collect_shards(kept)
+    for address, ids in shards.items():
+        asyncio.run(RTensor.clear_node(address, ids))
+    cleared = RTensor(kept[0].shard, large.to("meta"))
+    with pytest.raises(RuntimeError, match="it was cleared"):
+        cleared.to_local()
+    tensors = muster.get_service(_tensors.SERVICE)
+    homes = [f"{w.ip}:{w.worker_ports[0]}" for w in scheduler.get_workers("actor")]
+    assert [len(tensors.sizes(home)) for home in homes] == [0, 5]
+    scheduler.delete_workers("actor")
+    assert [len(tensors.sizes(home)) for home in homes] == [0, 0], "they go with their role"
+    muster.shutdown()
+    own = RTensor.remotize(large, "here:1")
+    assert rtensor.remove(own.shard.shard_id) == 1, "without a session as AReaL has it"
+
+
+def test_tensors_for_those_who_speak_http(scheduler: MusterScheduler) -> None:
+    large = torch.arange(1 << 17, dtype=torch.float32)
+    kept = echoed(scheduler, 0, large, large[:2])
+    [(home, ids)] = RTensor.collect_shards(kept).items()
+    by_http = rtensor.HttpRTensorBackend()
+    for before, after in zip(
+        (large, large[:2]), by_http.fetch([k.shard for k in kept]), strict=True
+    ):
+        assert torch.equal(after, before)
+
+    def asked(verb: str, path: str, shards: list[str]) -> Any:
+        body = json.dumps({"shard_ids": shards}).encode()
+        request = urllib.request.Request(f"http://{home}{path}", body, method=verb)
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return deserialize_value(json.loads(reply.read()))
+
+    assert torch.equal(asked("POST", "/data/batch", ids)[0], large)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        asked("POST", "/data/batch", [ids[0], _FAR])
+    assert json.loads(refused.value.read())["missing_shard_ids"] == [_FAR]
+    asyncio.run(by_http.delete(home, ids[:1]))
+    cleared = asked("DELETE", "/data/clear", ids)
+    assert (cleared["cleared_count"], cleared["num_tensors"]) == (1, 0)
+    with pytest.raises(RuntimeError, match="404"):
+        by_http.fetch([kept[0].shard])

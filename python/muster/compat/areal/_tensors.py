@@ -1,0 +1,158 @@
+"""Tensors that engines return, on Muster: who fetches them maps them where they lie.
+
+They are in the store of their node, and a service of the session knows them by their shards,
+until they are cleared or their role ends. Shards of servers that are no workers of Muster's are
+fetched by HTTP, as AReaL does it; and a worker gives its own to who asks by HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ... import _context, _errors, _service
+from ..._kept import Closed, Kept, Laid, keep
+from ..._refs import Ref, get
+from ._areal import tensors
+
+SERVICE = "areal.tensors"
+#: How the shards begin that the service has.
+_MARK = "muster-"
+
+
+class Tensors:
+    """The service: tensors by their shards, each with the worker that made it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[str, int, Any]] = {}
+        Closed.here = True  # they are passed on as they came
+
+    async def keep(self, owner: str, shard: str, size: int, value: Any) -> None:
+        """Take a tensor."""
+        self._kept[shard] = owner, size, value
+
+    async def take(self, shards: list[str]) -> list[Any]:
+        """Tensors; None in the place of one that is not here."""
+        return [self._kept[shard][2] if shard in self._kept else None for shard in shards]
+
+    async def drop(self, shards: list[str]) -> int:
+        """Let go of tensors; how many that were."""
+        return sum(self._kept.pop(shard, None) is not None for shard in shards)
+
+    async def leave(self, owners: list[str]) -> None:
+        """Let go of all that workers made."""
+        gone = [shard for shard, (owner, _, _) in self._kept.items() if owner in owners]
+        await self.drop(gone)
+
+    async def sizes(self, owner: str) -> list[int]:
+        """The bytes of each tensor of a worker's."""
+        return [size for of, size, _ in self._kept.values() if of == owner]
+
+
+class Backend:
+    """What an RTensor asks for its rows: AReaL's protocol of the same name."""
+
+    def __init__(self, by_http: Any, owner: str = "") -> None:
+        self._by_http = by_http
+        self._owner = owner
+        self._told: list[Ref] = []
+        self._of: Any = None  # the connection by which the service was found
+        self._found: Any = None
+
+    def service(self) -> Any:
+        """The service, made when it is first needed."""
+        connection = _context.connection("tensors of engines")
+        if self._of is not connection:
+            self._found, self._of = _service.service(Tensors, SERVICE), connection
+        return self._found
+
+    def store(self, tensor: Any) -> str:
+        """Lay a tensor down; its shard. In a worker, `settle` sees to it that it is there."""
+        if not _has_session():
+            return str(self._by_http.store(tensor))
+        shard = f"{_MARK}{uuid.uuid4()}"
+        value = _closed(tensor)
+        self._told.append(self.service().keep.remote(self._owner, shard, int(tensor.nbytes), value))
+        if not self._owner:
+            self.settle()
+        return shard
+
+    def settle(self) -> None:
+        """Wait until the service has what was laid down."""
+        told, self._told = self._told, []
+        get(told)
+
+    def fetch(self, shards: Sequence[Any]) -> list[Any]:
+        """The tensors of shards, in their order."""
+        if not _has_session():
+            return list(self._by_http.fetch(shards))
+        ours = [shard.shard_id for shard in shards if is_ours(shard.shard_id)]
+        others = [shard for shard in shards if not is_ours(shard.shard_id)]
+        near = iter(self.take(ours))
+        far = iter(self._by_http.fetch(others) if others else ())
+        return [next(near if is_ours(shard.shard_id) else far) for shard in shards]
+
+    def take(self, shards: list[str]) -> list[Any]:
+        """Tensors that the service has."""
+        found = list(map(_opened, self.service().take(shards))) if shards else []
+        for shard, tensor in zip(shards, found, strict=True):
+            if tensor is None:
+                raise RuntimeError(
+                    f"Failed to fetch shard {shard}: it was cleared, or its role has ended"
+                )
+        return found
+
+    async def delete(self, node_addr: str, shard_ids: Sequence[Any]) -> None:
+        """Let go of shards."""
+        if (ours := list(filter(is_ours, shard_ids))) and _has_session():
+            await self.service().drop.remote(ours)
+        if others := [shard for shard in shard_ids if not is_ours(shard)]:
+            await self._by_http.delete(node_addr, others)
+
+
+def _has_session() -> bool:
+    return _context.in_worker() or _context.session() is not None
+
+
+def is_ours(shard: Any) -> bool:
+    """Whether a shard is one that the service has, or had."""
+    return isinstance(shard, str) and shard.startswith(_MARK)
+
+
+def install(owner: str = "") -> None:
+    """Have tensors of this process go by Muster, unless somebody has said how they go."""
+    home = tensors()
+    if hasattr(home, "set_backend") and getattr(home, "_backend", None) is None:
+        home.set_backend(Backend(home.HttpRTensorBackend(), owner))
+
+
+def backend() -> Backend | None:
+    """How tensors of this process go, if they go by Muster."""
+    found = getattr(tensors(), "_backend", None)
+    return found if isinstance(found, Backend) else None
+
+
+def leave(owners: Iterable[str]) -> None:
+    """Let go of all that workers made, which have ended."""
+    with contextlib.suppress(_errors.MusterError):  # there is no service
+        if not _has_session():
+            return
+        _service.get_service(SERVICE).leave(list(owners))
+
+
+def _closed(tensor: Any) -> Any:
+    """A tensor as it is kept: the service has no need of torch to pass it on."""
+    kept = keep(tensor)
+    if isinstance(kept, Laid):  # what it lies in is somebody else's
+        kept = keep(tensor.clone())
+    assert isinstance(kept, Kept)
+    return kept if kept._batch is not None else [kept._body, list(kept._parts)]
+
+
+def _opened(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    body, parts = value
+    return Kept(body, parts, None).open()
