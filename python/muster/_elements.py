@@ -205,8 +205,10 @@ def _as_said(pa: Any, array: Any, type: str) -> tuple[str, Array] | None:
     if kind == element_type(pa, type):
         return type, _with_nat(array, _memory(array, dtype))
     if type == "torch:bfloat16" and kind == pa.float32():
-        halves = _memory(array, np.dtype(np.uint32)) >> 16
-        return type, halves.astype(np.uint16).view(dtype)
+        bits = _memory(array, np.dtype(np.uint32))
+        if (bits & 0xFFFF).any():  # others were put in
+            return None
+        return type, (bits >> 16).astype(np.uint16).view(dtype)
     if type.startswith("torch:") or dtype.names is not None:
         return None
     if dtype.kind in "US":

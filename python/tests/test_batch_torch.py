@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,3 +235,27 @@ def test_tensordicts() -> None:
     for wrong in ([1], 5, "x"):
         with pytest.raises(TypeError, match="made of a dict of columns, not of a"):
             Batch(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_files_of_bfloat16(suffix: str, tmp_path: Path) -> None:
+    """float32 in the file, and as they were on the way back; not where others were put in."""
+    pa: Any = pytest.importorskip("pyarrow")
+    from pyarrow import feather, parquet
+
+    bits = torch.tensor([0x3FC0, 0x7F81, -1, -0x8000], dtype=torch.int16)
+    given = {
+        "x": bits.view(torch.bfloat16),
+        "r": [torch.ones(2, 1, dtype=torch.bfloat16), None] * 2,
+    }
+    path = tmp_path / f"x{suffix}"
+    sent(Batch(given)).export(path)
+    table = (parquet.read_table if suffix == ".parquet" else feather.read_table)(path)
+    assert table.schema.field("x").type == pa.float32()
+    assert table["x"][0].as_py() == 1.5
+    back = Batch.from_arrow(table)
+    assert same(back["x"], given["x"]) and same(back["r"], given["r"])
+    other = table.select(["x"]).set_column(
+        0, table.schema.field("x"), pa.array([0.1] * 4, pa.float32())
+    )
+    assert same(Batch.from_arrow(other)["x"], torch.full((4,), 0.1))
