@@ -11,7 +11,7 @@ import muster
 from muster import Batch, Broadcast
 from restart_test import IN_TIME, NODES, kill_head
 from running import cluster, eventually, pool, session
-from stages import MIB, Stage, objects
+from stages import MIB, Stage, objects, stores
 
 pytestmark = pytest.mark.chaos
 
@@ -79,4 +79,28 @@ def test_batches_that_are_made_while_there_is_no_head(tmp_path: Path) -> None:
             for k, ref in enumerate(refs):
                 assert np.array_equal(muster.get(ref, IN_TIME)["x"], numbers(k, 8 * MIB) * 2), n
             del refs, ref
+        assert eventually(lambda: objects() == [], IN_TIME), objects()
+
+
+def test_loans_are_known_to_the_next_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers keep unread can still be spilled; what they look at stays as it is."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    size, each = 4 * MIB, 5
+    with session("1x2"), pool(2) as rm, cluster(Stage, rm, name="a", device_mapping="0-1") as a:
+        for seed in range(each):
+            a.keep_handle(a.double(Batch({"x": numbers(seed, size)})))
+            a.keep(a.double(Batch({"x": numbers(100 + seed, size)})))
+        kill_head()
+        for seed in range(each, 4 * each):  # more than there is room for
+            a.keep_handle(a.double(Batch({"x": numbers(seed, size)})), timeout=IN_TIME)
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        sums = a.sums(timeout=IN_TIME)
+        half = size // 8192 // 2
+        for rank, rows in enumerate((slice(None, half), slice(half, None))):
+            whole = [2 * int(numbers(seed, size).sum()) for seed in range(4 * each)]
+            own = [2 * int(numbers(100 + seed, size)[rows].sum()) for seed in range(each)]
+            mixed = [n for pair in zip(whole, own, strict=False) for n in pair]
+            assert sums[rank] == mixed + whole[each:]
+        a.let_go(timeout=IN_TIME)
         assert eventually(lambda: objects() == [], IN_TIME), objects()
