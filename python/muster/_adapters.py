@@ -166,7 +166,8 @@ def _tensor(array: Array) -> Any:
         return None
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    size = array.dtype.itemsize
+    if not array.flags.writeable or any(step < 0 or step % size for step in array.strides):
         array = array.copy()
     return _arrays.importing("torch").from_numpy(array)
 

@@ -179,6 +179,19 @@ def test_decoding_is_without_copies() -> None:
     assert back["r"][3].untyped_storage().data_ptr() == back["r"][0].untyped_storage().data_ptr()
 
 
+def test_rows_can_be_written_to_with_gradients() -> None:
+    weight = torch.nn.Parameter(torch.full((3,), 2.0))
+    back = sent(Batch({"r": [torch.ones(3), torch.ones(2)], "n": [torch.tensor(1.0)] * 2}))
+    for row in (*back["r"], *back["n"]):
+        row.mul_(weight.sum())
+        assert row.requires_grad and row.unique().tolist() == [6]
+
+
+def test_fields_of_records() -> None:
+    records = np.zeros(4, [("a", "<i4"), ("b", "u1")])  # five bytes from one to the next
+    assert Batch({"a": records["a"]}).to_torch()["a"].tolist() == [0] * 4
+
+
 class DataProto:
     """As others have it."""
 
