@@ -9,9 +9,10 @@ import (
 // balance puts weights into n shards that weigh the same, and returns the shard of
 // each. Differencing is best and takes longest, so of very many weights it gets only
 // the heaviest, 40 for each shard at least. All others go onto the lightest shard
-// each: the next 1,000 for each shard, heaviest first, then the rest as they come. Of
-// the rest none weighs much more than a 1,000th of a shard, so by them no shard comes
-// to lie further than that above the mean.
+// each: the next 1,000 for each shard, heaviest first, then the rest as they come, a
+// 2,000th of a shard at a time, so that neighbours stay together. Of the rest none
+// weighs much more than a 1,000th of a shard, so by them no shard comes to lie much
+// further than that above the mean.
 func balance(weights []float64, n int) []int32 {
 	least := max(4096, 40*n)
 	if len(weights) <= least {
@@ -40,9 +41,19 @@ func balance(weights []float64, n int) []int32 {
 	for _, at := range order[least:] {
 		shardOf[at] = put(loads, weights[at])
 	}
+	total, given := 0.0, 0.0
+	for _, w := range weights {
+		total += w
+	}
 	for at, shard := range shardOf {
-		if shard < 0 {
-			shardOf[at] = put(loads, weights[at])
+		if shard >= 0 {
+			continue
+		}
+		shardOf[at] = loads[0].shard
+		loads[0].sum += weights[at]
+		if given += weights[at]; given >= total/float64(n)/2000 {
+			sink(loads, 0, lighter)
+			given = 0
 		}
 	}
 	return shardOf
