@@ -50,6 +50,12 @@ if __name__ == "__main__":
     names = ("AREAL_BASE", "AREAL_MINE", "AREAL_TMS", "AREAL_SEEDED", "MKL_NUM_THREADS")
     assert s.call_engine("actor/1", "env", "i", *names) == ["1", "own", "1", "5/actor1", "3"]
     assert s.call_engine("actor/1", "where", "i") == ["where", told], "tensors are AReaL's"
+    s.call_engine("actor/1", "wait_for", "i")
+    spans = s.call_engine("actor/1", "spans", "i")
+    assert spans[1:3] == [
+        ["rpc.where", "misc", {"method": "where", "engine": "i"}],
+        ["rpc.wait_for", "scheduler", {"method": "wait_for", "engine": "i"}],
+    ], spans
     error = refused(errors.EngineCreationError, lambda: engine("Neither", "n"))
     assert "subclass of TrainEngine or InferenceEngine" in error.reason
     refused(errors.EngineImportError, lambda: engine("Absent", "n"))

@@ -35,6 +35,11 @@ class Inference(InferenceEngine):  # type: ignore[misc]
     def where(self) -> str:
         return "where"
 
+    def wait_for(self) -> None: ...
+
+    def spans(self) -> Any:
+        return import_module("areal.utils.perf_tracer").SPANS
+
 
 class Neither:
     pass

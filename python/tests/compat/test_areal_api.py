@@ -97,12 +97,14 @@ def test_calls() -> None:
     update: Future[int] = Future()
     update.set_result(5)
     engine = SimpleNamespace(update=lambda: update, wrong=lambda: {}.x)  # type: ignore[attr-defined]
-    assert _engines.call(engine, "update", [], {}, None) == 5, "what is under way is waited for"
+    assert _engines.call(engine, "e", "update", [], {}, None) == 5, (
+        "what is under way is waited for"
+    )
     with pytest.raises(_client.Refusal, match="'walk'") as unknown:
-        _engines.call(engine, "walk", [], {}, None)
+        _engines.call(engine, "e", "walk", [], {}, None)
     assert unknown.value.status == 400
     with pytest.raises(AttributeError, match="no attribute 'x'"):
-        _engines.call(engine, "wrong", [], {}, None)
+        _engines.call(engine, "e", "wrong", [], {}, None)
 
 
 def test_arguments_of_commands() -> None:

@@ -138,8 +138,8 @@ def test_routes(client: guard.Client) -> None:
     assert client.post("/configure", json={}).get_json() == {"status": "ok"}
     assert client.post("/call", json={}).status_code == 404, "a guard has no engines"
     client.app.register_blueprint(data_bp)
-    assert client.put("/data/x", data="{").status_code == 400
-    assert client.delete("/data/x", json={}).status_code == 404
+    assert client.open("PUT", "/data/x", data="{").status_code == 400
+    assert client.open("DELETE", "/data/x", json={}).status_code == 404
     client.app.register_blueprint({("GET", "/health"): lambda _, data: data["missing"]})
     reply = client.get("/health")
     assert reply.status_code == 500 and "missing" in reply.get_json()["error"]

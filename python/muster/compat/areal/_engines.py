@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from . import _tensors
@@ -67,17 +68,42 @@ def wants_broadcast(engine: Any, rpc_meta: Any) -> bool:
     return said
 
 
-def call(engine: Any, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any:
-    """Call a method, with the arguments of the data-parallel head."""
+def call(engine: Any, name: str, method: str, args: Any, kwargs: Any, rpc_meta: Any) -> Any:
+    """Call a method of the engine of that name, with the arguments of the data-parallel head."""
     bound = getattr(engine, method, None)
     if bound is None:
         raise Refusal(400, f"Engine does not have method '{method}'")
     if wants_broadcast(engine, rpc_meta):
         args, kwargs = _broadcast(engine, args), _broadcast(engine, kwargs)
     _settle_device(engine)
-    result = bound(*args, **kwargs)
-    # A weight update is under way when its method returns; its end is what callers wait for.
-    return result.result() if isinstance(result, Future) else result
+    with _traced(name, method):
+        result = bound(*args, **kwargs)
+        # A weight update is under way when its method returns; its end is what callers wait for.
+        return result.result() if isinstance(result, Future) else result
+
+
+#: What a method is about, by words of its name, as AReaL's server tells its tracer; the first counts.
+_CATEGORIES = {
+    "scheduler": ("submit", "wait"),
+    "comm": ("update_weights", "broadcast"),
+    "io": ("save", "load"),
+    "compute": (
+        *("train", "eval", "forward", "compute", "step", "update"),
+        *("optimizer", "zero_grad", "lr_scheduler"),
+    ),
+}
+
+
+def _traced(name: str, method: str) -> AbstractContextManager[Any]:
+    """A span of AReaL's tracer around a call."""
+    if not INSTALLED:
+        return nullcontext()
+    lower = method.lower()
+    fit = (kind for kind, words in _CATEGORIES.items() if any(word in lower for word in words))
+    scope: AbstractContextManager[Any] = part("utils.perf_tracer").trace_scope(
+        f"rpc.{method}", category=next(fit, "misc"), args={"method": method, "engine": name}
+    )
+    return scope
 
 
 def _broadcast(engine: Any, value: Any) -> Any:

@@ -119,7 +119,7 @@ class Host(muster.Worker):
         if engine_name not in (names := list(self.engines())):
             raise Refusal(404, f"Engine '{engine_name}' not found. Available engines: {names}")
         engine = self.engine(engine_name)
-        result = _engines.call(engine, method, args, kwargs, rpc_meta)
+        result = _engines.call(engine, engine_name, method, args, kwargs, rpc_meta)
         return plain(_engines.keep(engine, result, self.state.node_addr))
 
     def do_configure(self, seed: int, rank: int) -> None:

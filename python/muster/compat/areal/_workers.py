@@ -34,7 +34,7 @@ GRACE = 4.0
 
 @dataclass
 class WorkerInfo:
-    """One worker of a role, called by HTTP; its fields are AReaL's."""
+    """One worker of a role, called by HTTP; its fields are AReaL's, by which others make some."""
 
     worker: _api.Worker
     #: Its process, where this script has started it by itself.

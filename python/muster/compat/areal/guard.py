@@ -3,7 +3,8 @@
 It hands out ports, and starts and ends processes beside itself, which have its
 environment and end with it. `create_app` is what it answers; a worker's server
 adds engines and tensors to that (`_blueprints`). Names, fields and replies are
-AReaL's. There is no authentication, as its clients know none: a server binds the
+AReaL's; what makes a server of a guard of one's own is not here (parsers, hooks,
+``run_server``): `rpc_server` is that. There is no authentication, as its clients know none: a server binds the
 address that its worker is reached at and no other.
 """
 
@@ -278,7 +279,7 @@ class App:
         return serve(self.config["guard_state"], data)
 
     def test_client(self) -> Client:
-        """Who asks without a socket."""
+        """Who asks without a socket, as AReaL's own tests of guards do."""
         return Client(self)
 
 
@@ -317,8 +318,6 @@ class Client:
 
     get = partialmethod(open, "GET")
     post = partialmethod(open, "POST")
-    put = partialmethod(open, "PUT")
-    delete = partialmethod(open, "DELETE")
 
 
 def create_app(state: GuardState) -> App:
