@@ -39,6 +39,19 @@ class Arguments:
             raise AttributeError(name)
         return None
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was set, by name."""
+        return dict(vars(self))
+
+
+def _as_arguments(given: Any) -> Any:
+    """Arguments, where a dict of a YAML file stands for them; what has a class stays."""
+    if not isinstance(given, Mapping):
+        return given
+    made = Arguments()
+    vars(made).update(given)
+    return made
+
 
 #: Strategies that say by their settings how many GPUs a worker has.
 _BY_SETTINGS = ("vllm", "vllm_omni")
@@ -62,6 +75,8 @@ class WorkerConfig(Native):
     training_args: Any = field(default_factory=Arguments)
     data_args: Any = None
     generating_args: Any = None
+    strategy_args: StrategyArguments | None = None
+    system_envs: dict[str, Any] = field(default_factory=dict)  # as YAML has them
     num_gpus_per_worker: int | None = 1
     model_update_frequency: int = 1
     infer_batch_size: int = 16
@@ -88,6 +103,8 @@ class WorkerConfig(Native):
     tag_included: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        for name in ("model_args", "training_args", "data_args", "generating_args"):
+            setattr(self, name, _as_arguments(getattr(self, name)))
         self._size_by_strategy()
         if self.device_mapping is None:
             self.num_gpus_per_worker = 0
