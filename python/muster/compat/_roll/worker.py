@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 from ..._register import Dispatch
@@ -109,8 +112,15 @@ class Worker(Native):
         self._by_strategy("setup_collective_group", *args, **kwargs)
 
     def start_model_update(self, *args: Any, **kwargs: Any) -> DataProto:
-        """Have the strategy send its weights; what that took is in the metrics."""
-        took = self._by_strategy("model_update", *args, **kwargs) or {}
+        """Have the strategy load what it sends, send it, and offload all of its states; what
+        that took is in the metrics."""
+        begun, took = perf_counter(), {}
+        if self.strategy is not None:
+            with _loaded_for_update(self.strategy):
+                took = dict(self.strategy.model_update(*args, **kwargs) or {})
+            took = {"total": perf_counter() - begun, **took}
+        else:
+            self._by_strategy("model_update")  # says that there is none
         prefix = f"time/{self.cluster_name}/model_update"
         return DataProto(meta_info={"metrics": {f"{prefix}/{k}": v for k, v in took.items()}})
 
@@ -141,6 +151,30 @@ class Worker(Native):
             self.logger.warning("%s has no strategy: %s does nothing", self.worker_name, method)
             return None
         return getattr(self.strategy, method)(*args, **kwargs)
+
+
+#: The kinds of states that a strategy loads and offloads, as ROLL names them.
+_STATES = ("model_params", "other_params", "optimizer_states")
+
+
+@contextmanager
+def _loaded_for_update(strategy: Any) -> Iterator[None]:
+    """With the states on the device that an update of weights needs, and no others; afterwards
+    with none. Of a strategy that has no methods for it, they stay where they are."""
+
+    def ask(method: str, **kwargs: Any) -> Any:
+        found = getattr(strategy, method, None)
+        return None if found is None else found(**kwargs)
+
+    needed = ask("get_model_update_load_kwargs") or {}
+    ask("load_states", **needed)
+    if needed.get("include") is not None:
+        others = [state for state in _STATES if state not in needed["include"]]
+        ask("offload_states", **{**needed, "include": others})
+    try:
+        yield
+    finally:
+        ask("offload_states")
 
 
 def _enter(name: str, devices: bool) -> None:
