@@ -8,12 +8,14 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
 from ..._register import Dispatch
 from ..._worker import Worker as Native
 from ..._worker import _visible_devices
+from .. import ray
 from ..ray import _state, _workers
 from .config import WorkerConfig
 from .modes import register
@@ -46,7 +48,7 @@ class Worker(Native):
         """Where the worker writes what it has to say."""
         return _log
 
-    @property
+    @cached_property
     def shared_storage(self) -> Any:
         """The actor that keeps small values for all workers of the session."""
         return shared_storage()
@@ -54,6 +56,17 @@ class Worker(Native):
     def get_master_addr_and_port(self) -> tuple[str, int]:
         """Where the cluster's rank 0 listens."""
         return self.master_addr, self.master_port
+
+    @staticmethod
+    def get_free_port() -> int:
+        """A port of this node that nobody uses, and that nobody else of the session was given."""
+        storage, node = shared_storage(), Native.get_node_ip()
+        for _ in range(int(os.environ.get("MAX_PORT_RETRY_COUNT", "1000"))):
+            port = Native.get_free_port()
+            key = f"MASTER_ADDR_PORT:{node}:{port}"
+            if ray.get(storage.put_if_absent.remote(key, True)):
+                return port
+        raise RuntimeError(f"there is no port on {node} that was not given out before")
 
     @staticmethod
     def is_port_available(port: int) -> bool:
