@@ -22,6 +22,7 @@ import roll_cases_flows  # noqa: F401
 import roll_cases_pipelines  # noqa: F401
 import roll_cases_places  # noqa: F401
 import roll_cases_weights  # noqa: F401
+import roll_cases_workers  # noqa: F401
 from roll_case_roles import (
     CASES,
     DataProto,
