@@ -54,7 +54,7 @@ The other commands look at what a script would do, or does.`,
 	root.SetVersionTemplate("muster {{.Version}}\n")
 	root.AddCommand(
 		runCommand(), nodeCommand(), planCommand(), doctorCommand(), statusCommand(), storeCommand(), logsCommand(), stacksCommand(),
-		versionCommand(), headCommand(), agentCommand(), wardenCommand(), keeperCommand(), sweeperCommand(), exitCodesTopic(),
+		versionCommand(), headCommand(), agentCommand(), wardenCommand(), keeperCommand(), sweeperCommand(), mappingCommand(), exitCodesTopic(),
 	)
 	root.SetHelpCommand(helpCommand())
 	root.SetFlagErrorFunc(wrongFlag)

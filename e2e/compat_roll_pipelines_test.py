@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +203,14 @@ def test_giving_a_pool_back_ends_its_workers(rm: ResourceManager) -> None:
 def test_the_pipeline_of_the_page(repository: Path) -> None:
     script = repository / "examples" / "roll" / "pipeline.py"
     printed = output_of(run(sys.executable, script, virtual="1x4", timeout=110, PYTHONPATH=_path()))
-    found = [line for line in printed.splitlines() if "actor/loss" in line]
-    assert found == [
-        f"{step} {{'actor/loss': {11.0 + 2 * step}, 'actor/rows_sum': 6.0}}" for step in range(3)
-    ]
+    assert _steps(printed) == STEPS
+
+
+STEPS = [f"{step} {{'actor/loss': {11.0 + 2 * step}, 'actor/rows_sum': 6.0}}" for step in range(3)]
+
+
+def _steps(printed: str) -> list[str]:
+    return [line for line in printed.splitlines() if "actor/loss" in line]
 
 
 def _path() -> str:
@@ -213,12 +219,42 @@ def _path() -> str:
 
 def test_the_pages_diff_is_of_that_pipeline(repository: Path) -> None:
     """What is added is in the example; nothing but imports changes."""
-    page = (repository / "docs" / "migrating-from-roll.md").read_text()
+    taken, added = _diff(repository)
     script = (repository / "examples" / "roll" / "pipeline.py").read_text()
+    assert added and "\n".join(added) in script
+    assert all("import" in line for line in taken)
+
+
+def _diff(repository: Path) -> tuple[list[str], list[str]]:
+    """What the page takes out of a pipeline, and what it puts there."""
+    page = (repository / "docs" / "migrating-from-roll.md").read_text()
     found = re.search(r"^```text\n(--- .*?)^```$", page, re.M | re.S)
     assert found is not None
-    changed = found[1].splitlines()
-    added = [line[1:] for line in changed if line.startswith("+") and not line.startswith("+++")]
-    assert added and "\n".join(added) in script
-    taken = [line[1:] for line in changed if line.startswith("-") and not line.startswith("---")]
-    assert all("import" in line for line in taken)
+    _, _, *changed = found[1].splitlines()
+    taken, added = ([line[1:] for line in changed if line.startswith(sign)] for sign in "-+")
+    return taken, added
+
+
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(
+    find_spec("roll") is None or find_spec("ray") is None,
+    reason="needs roll: ROLL and Ray are not both installed",
+)
+def test_the_pipeline_before_its_imports_were_changed(repository: Path, tmp_path: Path) -> None:
+    taken, added = _diff(repository)
+    script = (repository / "examples" / "roll" / "pipeline.py").read_text()
+    script = script.replace("\n".join(added), "\n".join(taken))
+    script = script.replace("log_to_driver=True", "log_to_driver=True, num_gpus=4")  # made up
+    (tmp_path / "before.py").write_text(script)
+    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as short:  # for sockets' sake
+        done = run(
+            sys.executable,
+            "before.py",
+            cwd=tmp_path,
+            virtual=None,
+            timeout=250,
+            RAY_TMPDIR=short,
+            RAY_AUTH_MODE="disabled",  # or it writes a token into the user's home
+            PYTHONPATH=":".join(sys.path),
+        )
+    assert _steps(done.stdout) == STEPS, done.stdout[-4000:] + done.stderr[-2000:]

@@ -23,6 +23,8 @@ else:
 class Strategy:
     """Writes down what it is asked; its model is one tensor."""
 
+    offload_nccl = False
+
     def __init__(self, worker: Any) -> None:
         self.worker = worker
         self.asked: list[Any] = []

@@ -31,6 +31,7 @@ _WHERE = {
     "roll.distributed.scheduler.protocol": "DataProto ObjectRefWrap custom_np_concatenate "
     "pad_dataproto_to_divisor unpad_dataproto",
     "roll.distributed.scheduler.resource_manager": "ResourceManager",
+    "roll.distributed.scheduler.storage": "SharedStorage",
     "roll.utils.functionals": "reduce_metrics",
 }
 

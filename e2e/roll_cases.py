@@ -3,7 +3,7 @@
 `roll_cases.txt` has the outcome of each on ROLL, and beside it ours where it is another one.
 `compat_roll_cases_test.py` holds ours against it, and ROLL's too where that is installed; with
 ROLL_CASES=roll, `python roll_cases.py` prints them all. Here: errors, time limits, async methods
-and ends; DataProtos, places, calls and the steps of pipelines are in modules of their own.
+and ends; DataProtos, places, calls, weights and the steps of pipelines are in modules of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import roll_cases_data  # noqa: F401
 import roll_cases_flows  # noqa: F401
 import roll_cases_pipelines  # noqa: F401
 import roll_cases_places  # noqa: F401
+import roll_cases_weights  # noqa: F401
+import roll_cases_workers  # noqa: F401
 from roll_case_roles import (
     CASES,
     DataProto,

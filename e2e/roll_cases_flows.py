@@ -183,20 +183,6 @@ def metrics_of_strategies() -> Any:
         return c.get_metrics(), told(lambda: c.get_metrics(["a", "b"])), c.get_metrics(["a", "b"])
 
 
-@case
-def weights_go_from_role_to_role() -> Any:
-    """Train workers hold the cluster that infers, and call its workers by their devices."""
-    with some("train", Trainer, device_mapping=[0, 1]) as train:
-        with some("infer", Trainer, device_mapping=[0, 1, 2, 4]) as infer:
-            ray.get([*train.initialize(None, blocking=False), *infer.initialize(0, blocking=False)])
-            ends = {"infer_cluster": infer, "model_update_name": "train_2_infer"}
-            ray.get([worker.setup_model_update.remote(**ends) for worker in train.workers])
-            name = {"model_update_name": "train_2_infer"}
-            done = ray.get([worker.start_model_update.remote(**name) for worker in train.workers])
-            wrong = told(lambda: ray.get(train.workers[0].start_model_update.remote("nobody")))
-            return done, infer.execute_all_sync("weight"), wrong
-
-
 # --- results that are changed and passed on -------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """A pipeline written for ROLL: rollouts, rewards and training on three roles."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,16 @@ from muster.compat.roll import (
 )
 
 
+@dataclass
+class PipelineConfig:
+    seed: int = 42
+    resume_from_checkpoint: str | None = None
+
+
 class Policy:
     """Stands for a strategy: a model of one number."""
+
+    offload_nccl = False
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -28,6 +37,15 @@ class Policy:
 
     def setup_model_update(self, infer_cluster: Cluster, model_update_name: str) -> None:
         self.infer_cluster = infer_cluster
+
+    def get_model_update_load_kwargs(self) -> dict[str, Any]:
+        return {"include": ["model_params"]}
+
+    def load_states(self, **which: Any) -> None:
+        """Bring the model onto the GPU, where there is one."""
+
+    def offload_states(self, **which: Any) -> None:
+        """Take it off again."""
 
     def model_update(self, model_update_name: str) -> dict[str, float]:
         if self.worker.rank == 0:
@@ -63,7 +81,7 @@ class RewardWorker(Worker):
 
 
 class Pipeline:
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: PipelineConfig) -> None:
         self.resource_manager = ResourceManager(num_gpus_per_node=4, num_nodes=1)
         self.train = self.role("actor_train", ActorWorker, device_mapping="list(range(0,2))")
         self.infer = self.role("actor_infer", ActorWorker, device_mapping="list(range(0,4))")
@@ -100,5 +118,5 @@ class Pipeline:
 
 if __name__ == "__main__":
     ray.init(log_to_driver=True)
-    Pipeline(config={"seed": 42}).run(steps=3)
+    Pipeline(config=PipelineConfig()).run(steps=3)
     ray.shutdown()

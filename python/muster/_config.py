@@ -13,12 +13,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import _errors
-
-if TYPE_CHECKING:
-    from ._resources import ResourceManager
+from . import _errors, _resources
 
 _SIZES = {
     "tp": ("tensor_model_parallel_size", "tensor_parallel_size"),
@@ -97,8 +94,8 @@ class WorkerConfig:
     node: str | None = None
     #: The pool; `Cluster` also takes it as an argument of its own.
     #: A service that takes ``gpus`` may have a list of them: one of these will do.
-    resource_manager: ResourceManager | Sequence[ResourceManager] | None = field(
-        default=None, repr=False, compare=False
+    resource_manager: _resources.ResourceManager | Sequence[_resources.ResourceManager] | None = (
+        field(default=None, repr=False, compare=False)
     )
     #: Lets ``env`` set the variables, too, that Muster sets for each rank.
     rank_env: bool = False

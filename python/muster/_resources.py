@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _context, _worker
+from . import _config, _context, _worker
 from ._client import reply_map
-from ._config import WorkerConfig, as_seconds, as_worker_config
 from ._environment import runtime_env_text
 
 if TYPE_CHECKING:
     from ._client import Connection
     from ._cluster import Cluster
+    from ._config import WorkerConfig
     from ._refs import Ref
 
 #: Seconds for nodes that are starting, before they are told as they are.
@@ -298,7 +298,7 @@ class ResourceManager:
     ) -> list[list[dict[str, Any]]]:
         """Per rank, the devices it would get: dicts of node_rank, gpu_rank, placement_group
         and ray_address."""
-        config = WorkerConfig(world_size=world_size, device_mapping=device_mapping)
+        config = _config.WorkerConfig(world_size=world_size, device_mapping=device_mapping)
         request = {"pool": self.id, "clusters": [_planned("allocation", config)]}
         planned = self._connection.request("plan", request)["clusters"][0]
         return [devices_of(worker, self.id) for worker in planned["workers"]]
@@ -380,7 +380,7 @@ def _asked(
     return {
         "gpus_per_node": int(num_gpus_per_node),
         "nodes": int(num_nodes),
-        "timeout": as_seconds("timeout", timeout),
+        "timeout": _config.as_seconds("timeout", timeout),
         "cpus_per_node": float(cpus_per_node),
         "strategy": strategy or "",
         "labels": {str(key): str(value) for key, value in (labels or {}).items()},
@@ -445,7 +445,7 @@ def devices_of(worker: Mapping[str, Any], pool: int) -> list[dict[str, Any]]:
 
 
 def _planned(name: str, config: WorkerConfig) -> dict[str, Any]:
-    asked = as_worker_config(config)
+    asked = _config.as_worker_config(config)
     spec = asked.to_spec(name)
     spec["class"] = {"module": "muster", "name": "Worker", "pickle": b""}
     if asked.runtime_env:  # the rest of a runtime matters only at a start

@@ -10,7 +10,12 @@ from .._register import Dispatch, Execute
 from .._worker import RankInfo
 from . import ray
 from ._roll.cluster import Cluster
-from ._roll.config import StrategyArguments, WorkerConfig
+from ._roll.config import (
+    RouterReplayConfig,
+    SequencePackingConfig,
+    StrategyArguments,
+    WorkerConfig,
+)
 from ._roll.merging import custom_np_concatenate, reduce_metrics
 from ._roll.modes import (
     BIND_WORKER_METHOD_FLAG,
@@ -37,6 +42,8 @@ __all__ = [
     "ObjectRefWrap",
     "RankInfo",
     "ResourceManager",
+    "RouterReplayConfig",
+    "SequencePackingConfig",
     "SharedStorage",
     "StrategyArguments",
     "Worker",

@@ -1,4 +1,4 @@
-"""ROLL's marks, dispatch and collect functions, placements and configurations."""
+"""ROLL's marks, dispatch and collect functions, and placements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 from muster import RankInfo
 from muster.compat import ray, roll
-from muster.compat._roll.config import parse_mapping
 from muster.compat.roll import DataProto, Dispatch, Execute, register
 
 
@@ -155,74 +154,6 @@ def test_places_that_are_not_there(manager: roll.ResourceManager) -> None:
         manager.allocate_placement_group(2, [0, 1, 2])
     with pytest.raises(AssertionError, match=r"names \[8\], but the nodes have 2 x 4 GPUs, 0 to 7"):
         manager.allocate_placement_group(1, [8])
-
-
-# --- configurations ----------------------------------------------------------------------------
-
-
-def test_world_size_by_mapping() -> None:
-    config = roll.WorkerConfig(
-        name="actor", device_mapping="list(range(0,8))", num_gpus_per_worker=2
-    )
-    assert config.device_mapping == list(range(8)) and config.world_size == 4
-    cpu = roll.WorkerConfig(name="reward", world_size=3)
-    assert cpu.num_gpus_per_worker == 0 and cpu.device_mapping is None
-    assert cpu.resource_placement_groups is None and cpu.checkpoint_config is None
-    with pytest.raises(AssertionError, match="num_gpus_per_worker=2 does not divide"):
-        roll.WorkerConfig(device_mapping="[0,1,2]", num_gpus_per_worker=2)
-
-
-def test_world_size_by_strategy() -> None:
-    vllm = roll.StrategyArguments("vllm", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
-    config = roll.WorkerConfig(device_mapping="0-7", strategy_args=vllm)
-    assert config.num_gpus_per_worker == 4 and config.world_size == 2
-    train = roll.StrategyArguments("megatron_train", {"tensor_model_parallel_size": 2})
-    config = roll.WorkerConfig(device_mapping="0-3", strategy_args=train, num_gpus_per_worker=2)
-    assert config.num_gpus_per_worker == 1 and config.world_size == 4
-    assert config.shape()["tp"] == 0  # until the workers say so
-    assert roll.StrategyArguments(strategy_config=None).strategy_config == {}
-
-
-def test_what_the_head_is_told() -> None:
-    spec = roll.WorkerConfig(world_size=2, system_envs={"A": "1"}).to_spec("c")
-    assert spec["world"] == 2 and spec["env"] == {"A": "1"} and spec["max_concurrency"] == 0
-    assert roll.WorkerConfig(world_size=1, max_concurrency=4).to_spec("c")["max_concurrency"] == 4
-
-
-def test_arguments_that_nobody_gave() -> None:
-    config = roll.WorkerConfig(world_size=1)
-    assert config.model_args.model_name_or_path is None and not config.is_configured
-    config.model_args.model_name_or_path = "x"
-    assert config.model_args.model_name_or_path == "x"
-
-
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        ("list(range(0, 8))", list(range(8))),
-        ("range(0, 8, 2)", [0, 2, 4, 6]),
-        ("[0, 1] + list(range(4, 6))", [0, 1, 4, 5]),
-        ("0-3,6", [0, 1, 2, 3, 6]),
-        ("0-1, 4-5", [0, 1, 4, 5]),
-        ("list(range(16 - 12, 16 // 2))", [4, 5, 6, 7]),
-        ("(2, 3)", [2, 3]),
-        ("3", [3]),
-        (" [0,1] ", [0, 1]),
-        ([3, 1], [3, 1]),
-        (range(2), [0, 1]),
-    ],
-)
-def test_mappings(text: Any, ids: list[int]) -> None:
-    assert parse_mapping(text) == ids
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[0,", "__import__('os')", "open('x')", "[0, 'a']", "[-1]", "[1.5]", "range(1 // 0)"],
-)
-def test_mappings_that_name_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match="device_mapping="):
-        parse_mapping(text)
 
 
 # --- imports -----------------------------------------------------------------------------------

@@ -213,6 +213,17 @@ def test_union() -> None:
         data.union(DataProto(meta_info={"step": 7}))
 
 
+def test_union_of_equal_values_of_several_types() -> None:
+    def data(**meta: Any) -> DataProto:
+        return DataProto.from_dict({next(iter(meta)): torch.ones(3)}, {"o": [meta["n"]] * 3}, meta)
+
+    both = data(a=1, n=1).union(data(b=2, n=1.0))
+    assert both.meta_info == {"a": 1, "b": 2, "n": 1}
+    data(a=1, n=np.float64(1.5)).union(data(b=1, n=1.5))
+    with pytest.raises(AssertionError, match="column 'o' is in both, and not the same"):
+        data(a=1, n=1).union(data(b=1, n=2))
+
+
 def test_clone_shares_nothing() -> None:
     for other in (rows(step=[1]).clone(), copy.deepcopy(rows(step=[1]))):
         data = rows(step=[1])

@@ -20,7 +20,8 @@ from ..._register import Dispatch
 from ..._sharing import Put
 from ..._worker import RankInfo
 from .. import ray
-from ..ray._workers import Arguments, Worker, identity, meant, values
+from ..ray._refs import failed
+from ..ray._workers import Arguments, Worker, identity, meant
 from . import modes
 from .config import WorkerConfig
 from .proto import DataProto, rpc_timeout
@@ -55,7 +56,7 @@ class Cluster(Native):
         super().__init__(name, found, pool, config)
         self.worker_config = worker_config
         self.resource_manager = resource_manager  # type: ignore[assignment]
-        self._allocated = places
+        self.placement_groups = places
 
     # --- calls -----------------------------------------------------------------------------
 
@@ -117,11 +118,13 @@ class Cluster(Native):
         sizes = getattr(args, "strategy_config", None) or {}
         return int(sizes.get("virtual_pipeline_model_parallel_size", 1))
 
-    @property
+    @cached_property
     def placement_groups(self) -> list[list[dict[str, Any]]]:
         """Each rank's devices as `ResourceManager.allocate_placement_group` gives them."""
-        allocated: list[list[dict[str, Any]]] | None = self.__dict__.get("_allocated")
-        return super().placement_groups if allocated is None else allocated
+        manager, config = self.resource_manager, self.worker_config
+        if manager is None or config is None:  # a cluster that was looked up by its name
+            return super().placement_groups
+        return manager.allocate_placement_group(self.world_size, config.device_mapping)
 
     @property
     def rank2devices(self) -> dict[int, list[dict[str, Any]]]:
@@ -130,7 +133,8 @@ class Cluster(Native):
 
     def __reduce__(self) -> Any:
         native: tuple[Any, tuple[Any, ...]] = super().__reduce__()
-        return _attached, (*native[1], self.worker_config, self.initialized)
+        state = self.worker_config, self.resource_manager, self.initialized
+        return _attached, (*native[1], *state)
 
 
 def _preload(worker_cls: Any) -> list[str]:
@@ -147,11 +151,17 @@ def _preload(worker_cls: Any) -> list[str]:
 
 
 def _attached(
-    name: str, number: int, pickle: str, config: WorkerConfig | None, initialized: bool
+    name: str,
+    number: int,
+    pickle: str,
+    config: WorkerConfig | None,
+    manager: Any,
+    initialized: bool,
 ) -> Cluster:
     cluster = Cluster._attach(name, number, pickle)
     assert isinstance(cluster, Cluster)
     cluster.worker_config = config
+    cluster.resource_manager = manager
     cluster.initialized = initialized
     return cluster
 
@@ -170,7 +180,7 @@ class Method(BoundMethod):
         method, group = self._method, self._group
         if method.name == "initialize":
             self._cluster.initialized = True
-        if self._functions is not None and method.cut:
+        if self._functions is not None:
             return self._by_functions(self._functions, args, kwargs, blocking)
         method.check(args, kwargs)
         args, kwargs = self._prepared(*meant(args, kwargs))
@@ -192,7 +202,14 @@ class Method(BoundMethod):
         """A mode of the user's own: both functions run here."""
         method, group, cluster = self._method, self._group, self._cluster
         dispatch, collect = functions
-        args, kwargs = spread(group.world, *dispatch(cluster, *args, **kwargs))
+        args, kwargs = meant(*dispatch(cluster, *args, **kwargs))
+        if not method.cut:  # RANK_ZERO: it gets all that was made, and its result alone is there
+            if blocking:
+                result = _run(group, method, ONE_RANK, 0, args, kwargs, rpc_timeout())
+            else:
+                result = _ref_of(group, group.start(method, ONE_RANK, 0, args, kwargs, None), 0)
+            return collect(cluster, result)
+        args, kwargs = spread(group.world, args, kwargs)
         if blocking:
             results = _run(group, method, EVERY_RANK, -1, args, kwargs, rpc_timeout())
             return collect(cluster, results)
@@ -203,7 +220,8 @@ class Method(BoundMethod):
         mode = self._method.cut
         if mode == Dispatch.ALL_TO_ALL:
             modes.dispatch_all_to_all(self._cluster, *args, **kwargs)
-            return [values(arg) for arg in args], {k: values(arg) for k, arg in kwargs.items()}
+            if any(map(_has_refs, (*args, *kwargs.values()))):
+                return _per_rank(args, kwargs)
         if mode in modes.BY_ROWS and (args or kwargs):
             args, kwargs = self._by_rows(mode, args, kwargs)
         return args, kwargs
@@ -248,6 +266,7 @@ def _run(
     timeout: float | None = None,
 ) -> Any:
     """Call and wait; what befalls the call is told as an error of Ray's, too."""
+    args, kwargs = [*map(_settled, args)], {name: _settled(arg) for name, arg in kwargs.items()}
     try:
         return group.run(method, how, rank, args, kwargs, timeout)
     except _errors.MusterError as error:
@@ -260,8 +279,24 @@ def _each(
     group: Group, method: _Method, args: Any, kwargs: Any, how: int = EVERY_RANK
 ) -> list[Any]:
     """Call every rank: a ref for each. A rank that is dead fails its own alone."""
+    if any(isinstance(arg, PerRank) and _has_refs(arg.values) for arg in (*args, *kwargs.values())):
+        return [_own(group, method, rank, args, kwargs) for rank in range(group.world)]
     refs = group.start_each(method, args, kwargs, None, how, apart=True)
     return [_ref_of(group, ref, rank) for rank, ref in enumerate(refs)]
+
+
+def _own(group: Group, method: _Method, rank: int, args: Any, kwargs: Any) -> Any:
+    """Call one rank with what is its own: it begins when its refs are there, whatever the others
+    wait for."""
+
+    def part(arg: Any) -> Any:
+        return arg.values[rank] if isinstance(arg, PerRank) else arg
+
+    try:
+        args, kwargs = meant([*map(part, args)], {name: part(arg) for name, arg in kwargs.items()})
+    except Exception as error:  # of a ref that is done
+        return failed(error, identity(group.workers[rank]))
+    return _ref_of(group, group.start(method, ONE_RANK, rank, args, kwargs, None), rank)
 
 
 def _ref_of(group: Group, ref: Ref, rank: int) -> Any:
@@ -282,6 +317,15 @@ def spread(world: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Argume
 
 
 def _per_rank(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    return [PerRank(values(arg)) for arg in args], {
-        name: PerRank(values(arg)) for name, arg in kwargs.items()
-    }
+    return [*map(PerRank, args)], {name: PerRank(arg) for name, arg in kwargs.items()}
+
+
+def _has_refs(several: Any) -> bool:
+    return any(isinstance(one, ray.ObjectRef) for one in several)
+
+
+def _settled(arg: Any) -> Any:
+    """An argument with values in the place of the refs of single ranks."""
+    if not isinstance(arg, PerRank) or not _has_refs(arg.values):
+        return arg
+    return PerRank(ray.get(one) if isinstance(one, ray.ObjectRef) else one for one in arg.values)

@@ -6,13 +6,12 @@ Pipelines subclass it and read its fields; the head gets what Muster's
 
 from __future__ import annotations
 
-import ast
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..._config import WorkerConfig as Native
+from .mapping import parse_mapping
 
 
 @dataclass
@@ -39,6 +38,19 @@ class Arguments:
             raise AttributeError(name)
         return None
 
+    def to_dict(self) -> dict[str, Any]:
+        """What was set, by name."""
+        return dict(vars(self))
+
+
+def _as_arguments(given: Any) -> Any:
+    """Arguments, where a dict of a YAML file stands for them; what has a class stays."""
+    if not isinstance(given, Mapping):
+        return given
+    made = Arguments()
+    vars(made).update(given)
+    return made
+
 
 #: Strategies that say by their settings how many GPUs a worker has.
 _BY_SETTINGS = ("vllm", "vllm_omni")
@@ -46,14 +58,31 @@ _BY_SETTINGS = ("vllm", "vllm_omni")
 _SEVERAL_GPUS = ("hf_infer", "sglang", *_BY_SETTINGS)
 
 
-@dataclass
-class WorkerConfig(Native):
-    """How many workers a role has, on which devices, and what they are told.
+#: Rows of a training step on one device, where a pipeline does not say.
+_TRAIN_ROWS = 8
 
-    The fields are ROLL's, and beside them all of `muster.WorkerConfig`'s (``python``,
-    ``preload``, ``on_failure``, ...). ``device_mapping`` is a list, or text that
-    names one; it decides ``world_size``.
-    """
+
+@dataclass
+class SequencePackingConfig:
+    """How sequences are packed into one. Lengths that are None follow from the batch sizes."""
+
+    algorithm: str = "load_balance"
+    max_packed_sequence_length_forward: int | None = None
+    max_packed_sequence_length_train: int | None = None
+    min_num_micro_batches_forward: int = 1
+    min_num_micro_batches_train: int = 1
+
+
+@dataclass
+class RouterReplayConfig:
+    """Whether the routing of experts is replayed in training: "disable", "R2" or "R3"."""
+
+    mode: str = "disable"
+
+
+@dataclass
+class _Fields:
+    """The fields that ROLL has, in its order: it counts where they are given without names."""
 
     name: str | None = None
     worker_cls: Any = None
@@ -62,13 +91,17 @@ class WorkerConfig(Native):
     training_args: Any = field(default_factory=Arguments)
     data_args: Any = None
     generating_args: Any = None
+    strategy_args: StrategyArguments | None = None
+    world_size: int | None = None
+    device_mapping: str | Sequence[int] | None = None
     num_gpus_per_worker: int | None = 1
     model_update_frequency: int = 1
     infer_batch_size: int = 16
     backend_timeout: int = 30
-    max_concurrency: int | None = 1
+    system_envs: dict[str, Any] = field(default_factory=dict)
     topr_positive_weight: float = 1.0
     topr_negative_weight: float = 1.0
+    max_concurrency: int | None = 1
     use_dynamic_batching_in_train: bool = False
     max_tokens_per_microbatch_in_train: int = 0
     sequence_length_round_in_train: int = 4
@@ -76,18 +109,38 @@ class WorkerConfig(Native):
     max_tokens_per_microbatch_in_infer: int | None = None
     sequence_length_round_in_infer: int = 4
     offload_nccl: bool = False
-    use_sequence_packing: bool = False
-    sequence_packing_args: Any = None
+    use_sequence_packing: bool = True
+    sequence_packing_args: SequencePackingConfig = field(default_factory=SequencePackingConfig)
     logits_in_fp32: bool = False
     use_logits_chunking: bool = False
     logits_chunk_size: int = 2048
-    router_replay: Any = None
+    router_replay: RouterReplayConfig = field(default_factory=RouterReplayConfig)
     apply_loss_scale: bool = True
     mtp_training_mode: str | None = "disabled"
     opd_kl_coef: float | None = None
     tag_included: list[str] = field(default_factory=list)
 
+
+@dataclass
+class WorkerConfig(Native, _Fields):
+    """How many workers a role has, on which devices, and what they are told.
+
+    The fields are ROLL's, and after them all of `muster.WorkerConfig`'s (``python``,
+    ``preload``, ``on_failure``, ...). ``device_mapping`` is a list, or text that
+    names one; it decides ``world_size``.
+    """
+
+    # Both have these: they are ROLL's.
+    strategy_args: StrategyArguments | None = None
+    num_gpus_per_worker: int | None = 1
+    max_concurrency: int | None = 1
+    system_envs: dict[str, Any] = field(default_factory=dict)  # as YAML has them
+
     def __post_init__(self) -> None:
+        for name in ("model_args", "training_args", "data_args", "generating_args"):
+            setattr(self, name, _as_arguments(getattr(self, name)))
+        if self.use_dynamic_batching_in_train or self.use_dynamic_batching_in_infer:
+            self.use_sequence_packing = False  # it is one or the other
         self._size_by_strategy()
         if self.device_mapping is None:
             self.num_gpus_per_worker = 0
@@ -115,11 +168,25 @@ class WorkerConfig(Native):
         name, sizes = _strategy_of(args)
         if self.offload_nccl and name in _BY_SETTINGS:
             raise ValueError(f"offload_nccl is not for {name}: leave it out")
+        if "megatron" not in name:  # no other strategy packs
+            self.use_sequence_packing = False
         if name not in _SEVERAL_GPUS and (self.num_gpus_per_worker or 1) > 1:
             self.num_gpus_per_worker = 1
         if name in _BY_SETTINGS:
             tensor, pipeline = (sizes.get(f"{axis}_parallel_size", 1) for axis in _WITHIN)
             self.num_gpus_per_worker = int(tensor) * int(pipeline)
+
+    def _auto_fill_packing_lengths(self, sequence_length: int) -> None:
+        """Fill in the lengths of packed sequences that nobody gave: ROLL's pipelines call it."""
+        if not self.use_sequence_packing:
+            return
+        packing = self.sequence_packing_args
+        if packing.max_packed_sequence_length_forward is None:
+            packing.max_packed_sequence_length_forward = sequence_length * self.infer_batch_size
+        if packing.max_packed_sequence_length_train is None:
+            each = getattr(self.training_args, "per_device_train_batch_size", None)
+            rows = _TRAIN_ROWS if each is None else each
+            packing.max_packed_sequence_length_train = sequence_length * rows
 
     # --- for the head ----------------------------------------------------------------------
 
@@ -145,69 +212,3 @@ def _strategy_of(args: Any) -> tuple[str, Mapping[str, Any]]:
     if isinstance(args, Mapping):
         return str(args.get("strategy_name", "")), args.get("strategy_config") or {}
     return str(getattr(args, "strategy_name", "")), getattr(args, "strategy_config", None) or {}
-
-
-# --- device_mapping as text ------------------------------------------------------------------
-
-
-def parse_mapping(mapping: Any) -> list[int]:
-    """The ids that a device_mapping names.
-
-    ROLL evaluates its text as Python. Here the forms that name lists are read, and
-    nothing is run: ``list(range(0, 8))``, ``[0, 1] + [4, 5]``, ``0-7,16-23``.
-    """
-    if not isinstance(mapping, str):
-        return _ids(mapping, mapping)
-    try:
-        return _ids(_spanned(ast.parse(mapping.strip(), mode="eval").body), mapping)
-    except (SyntaxError, ValueError, TypeError, ArithmeticError) as error:
-        raise ValueError(
-            f"device_mapping={mapping!r} names no list of ids ({error}): write "
-            "'list(range(0, 8))', '[0, 1, 2]', '0-7,16-23', or a sum of lists"
-        ) from None
-
-
-def _spanned(node: ast.expr) -> list[Any]:
-    """Spans and single ids with commas between them, or one list."""
-    match node:
-        case ast.Tuple(elts=items):
-            return [at for item in items for at in _spanned(item)]
-        case ast.BinOp(left=left, op=ast.Sub(), right=right):
-            first, last = _value(left), _value(right)
-            return list(range(first, last + 1))
-    found = _value(node)
-    return found if isinstance(found, list) else [found]
-
-
-_SUMS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-def _value(node: ast.expr) -> Any:
-    """What an expression of ints, lists and ranges stands for."""
-    match node:
-        case ast.Constant(value=number) if type(number) is int:
-            return number
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_value(item) for item in items]
-        case ast.UnaryOp(op=ast.USub(), operand=one):
-            return -_value(one)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUMS:
-            return _SUMS[type(op)](_value(left), _value(right))
-        case ast.Call(func=ast.Name(id="range"), args=args, keywords=[]):
-            return list(range(*map(_value, args)))
-        case ast.Call(func=ast.Name(id="list"), args=[one], keywords=[]):
-            return list(_value(one))
-    raise ValueError(f"{ast.unparse(node)!r} is not understood")
-
-
-def _ids(value: Any, mapping: Any) -> list[int]:
-    several = list(value) if hasattr(value, "__iter__") else [value]
-    for at in several:
-        if isinstance(at, (bool, str)) or not hasattr(at, "__index__") or at < 0:
-            raise ValueError(f"device_mapping={mapping!r}: {at!r} is no id, a whole number from 0")
-    return [int(at) for at in several]

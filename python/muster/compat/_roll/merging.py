@@ -81,7 +81,7 @@ def same(a: Any, b: Any) -> bool:
             return all(same(x, y) for x, y in zip(a.flat, b.flat, strict=True))
         return bool(np.array_equal(a, b))
     try:
-        return type(a) is type(b) and bool(a == b)
+        return bool(a == b)
     except Exception:  # containers of arrays have no one answer
         return False
 

@@ -9,7 +9,7 @@ from ... import _errors
 from ..._resources import ResourceManager as Pool
 from .. import ray
 from ..ray.util.placement_group import Bundle, PlacementGroup
-from .config import parse_mapping
+from .mapping import parse_mapping
 
 
 class ResourceManager:

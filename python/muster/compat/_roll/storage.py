@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from .. import ray
+
 #: What ROLL calls it, and the namespace of all its actors.
 NAME, NAMESPACE = "SHARED_STORAGE_ACTOR", "roll"
 
 
+@ray.remote
 class SharedStorage:
     """Values by key. Calls come one after another."""
 
@@ -32,7 +35,5 @@ class SharedStorage:
 
 def shared_storage() -> Any:
     """The session's one, made at its first use."""
-    from .. import ray
-
-    actor: Any = ray.remote(SharedStorage)
+    actor: Any = SharedStorage
     return actor.options(name=NAME, get_if_exists=True, namespace=NAMESPACE).remote()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 from ..._register import Dispatch
 from ..._worker import Worker as Native
 from ..._worker import _visible_devices
+from .. import ray
 from ..ray import _state, _workers
 from .config import WorkerConfig
 from .modes import register
@@ -43,7 +48,7 @@ class Worker(Native):
         """Where the worker writes what it has to say."""
         return _log
 
-    @property
+    @cached_property
     def shared_storage(self) -> Any:
         """The actor that keeps small values for all workers of the session."""
         return shared_storage()
@@ -51,6 +56,17 @@ class Worker(Native):
     def get_master_addr_and_port(self) -> tuple[str, int]:
         """Where the cluster's rank 0 listens."""
         return self.master_addr, self.master_port
+
+    @staticmethod
+    def get_free_port() -> int:
+        """A port of this node that nobody uses, and that nobody else of the session was given."""
+        storage, node = shared_storage(), Native.get_node_ip()
+        for _ in range(int(os.environ.get("MAX_PORT_RETRY_COUNT", "1000"))):
+            port = Native.get_free_port()
+            key = f"MASTER_ADDR_PORT:{node}:{port}"
+            if ray.get(storage.put_if_absent.remote(key, True)):
+                return port
+        raise RuntimeError(f"there is no port on {node} that was not given out before")
 
     @staticmethod
     def is_port_available(port: int) -> bool:
@@ -109,8 +125,15 @@ class Worker(Native):
         self._by_strategy("setup_collective_group", *args, **kwargs)
 
     def start_model_update(self, *args: Any, **kwargs: Any) -> DataProto:
-        """Have the strategy send its weights; what that took is in the metrics."""
-        took = self._by_strategy("model_update", *args, **kwargs) or {}
+        """Have the strategy load what it sends, send it, and offload all of its states; what
+        that took is in the metrics."""
+        begun, took = perf_counter(), {}
+        if self.strategy is not None:
+            with _loaded_for_update(self.strategy):
+                took = dict(self.strategy.model_update(*args, **kwargs) or {})
+            took = {"total": perf_counter() - begun, **took}
+        else:
+            self._by_strategy("model_update")  # says that there is none
         prefix = f"time/{self.cluster_name}/model_update"
         return DataProto(meta_info={"metrics": {f"{prefix}/{k}": v for k, v in took.items()}})
 
@@ -141,6 +164,30 @@ class Worker(Native):
             self.logger.warning("%s has no strategy: %s does nothing", self.worker_name, method)
             return None
         return getattr(self.strategy, method)(*args, **kwargs)
+
+
+#: The kinds of states that a strategy loads and offloads, as ROLL names them.
+_STATES = ("model_params", "other_params", "optimizer_states")
+
+
+@contextmanager
+def _loaded_for_update(strategy: Any) -> Iterator[None]:
+    """With the states on the device that an update of weights needs, and no others; afterwards
+    with none. Of a strategy that has no methods for it, they stay where they are."""
+
+    def ask(method: str, **kwargs: Any) -> Any:
+        found = getattr(strategy, method, None)
+        return None if found is None else found(**kwargs)
+
+    needed = ask("get_model_update_load_kwargs") or {}
+    ask("load_states", **needed)
+    if needed.get("include") is not None:
+        others = [state for state in _STATES if state not in needed["include"]]
+        ask("offload_states", **{**needed, "include": others})
+    try:
+        yield
+    finally:
+        ask("offload_states")
 
 
 def _enter(name: str, devices: bool) -> None:

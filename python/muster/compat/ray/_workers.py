@@ -88,10 +88,3 @@ Arguments = tuple[Any, Any]
 def meant(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """The arguments, where one is an ObjectRef: as a call of a cluster takes it."""
     return [*map(_refs.passed, args)], {name: _refs.passed(arg) for name, arg in kwargs.items()}
-
-
-def values(arg: Any) -> Any:
-    """A list of which each rank gets one, with values in the place of refs."""
-    if not any(isinstance(one, ObjectRef) for one in arg):
-        return arg
-    return [_refs.get(one) if isinstance(one, ObjectRef) else one for one in arg]
