@@ -109,7 +109,7 @@ class MusterScheduler(_api.Scheduler):
         self._workers: dict[str, list[WorkerInfo]] = {}
         self._shares: dict[str, list[_roles.Share]] = {}
         self._colocated_roles: dict[str, str] = {}
-        self._allocated_ports: set[int] = set()
+        self._allocated_ports: set[int] = set()  # of all workers; who knows LocalScheduler looks
 
     def _default_logs(self) -> Path:
         for name in ("experiment_name", "trial_name", "fileroot"):
