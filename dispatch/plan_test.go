@@ -276,6 +276,35 @@ func TestPlanOfBadLayouts(t *testing.T) {
 	}
 }
 
+// Each argument by its own rows, where that is asked for; never those of a batch that says how.
+func TestOwnRows(t *testing.T) {
+	mode, _ := Lookup("DP_MP_COMPUTE")
+	args := []Arg{{Kind: KindBatch, Len: 6}, {Name: "k", Kind: KindList, Len: 4}, {Kind: KindPerRank, Len: 2}}
+	r := Request{Method: "f", Mode: mode, Layout: grid(2, 1, 1, 1, megatron), Args: args}
+	if _, err := r.Plan(); !errors.Is(err, &spec.Error{Code: spec.CodeInvalid}) {
+		t.Errorf("6 and 4 rows were cut together: %v", err)
+	}
+	r.OwnRows = true
+	p, err := r.Plan()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for part, want := range [][3]Slice{
+		{{Take: TakeRows, From: 0, To: 3}, {Take: TakeRows, From: 0, To: 2}, {Take: TakeElement, From: 0, To: 1}},
+		{{Take: TakeRows, From: 3, To: 6}, {Take: TakeRows, From: 2, To: 4}, {Take: TakeElement, From: 1, To: 2}},
+	} {
+		for i, s := range p.Slices(part) {
+			if s.Take != want[i].Take || s.From != want[i].From || s.To != want[i].To {
+				t.Errorf("part %d has %+v of argument %d, not %+v", part, s, i, want[i])
+			}
+		}
+	}
+	args[0].Cut = &batch.Cut{}
+	if _, err := r.Plan(); !errors.Is(err, &spec.Error{Code: spec.CodeInvalid}) || !strings.Contains(err.Error(), "has length 6 and argument 'k' has length 4") {
+		t.Errorf("a batch that says how was cut beside one of another length: %v", err)
+	}
+}
+
 // FuzzPlan: nothing that workers report or callers ask for makes a plan panic.
 func FuzzPlan(f *testing.F) {
 	f.Add(uint8(3), int64(2), int64(2), int64(1), int64(1), int64(7))

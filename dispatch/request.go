@@ -53,7 +53,10 @@ type Request struct {
 	// one result it is that of Ranks[0].
 	Ranks  []int
 	Layout []spec.RankInfo // of every rank; see spec.CheckLayout
-	Args   []Arg
+	// OwnRows lets arguments that are cut by rows have different numbers of them:
+	// each is cut by its own.
+	OwnRows bool
+	Args    []Arg
 }
 
 // cutting is what check learned of the arguments.
@@ -67,7 +70,8 @@ type cutting struct {
 // check refuses arguments that do not suit the mode and its number of parts.
 func (r *Request) check(parts int) (cutting, error) {
 	c := cutting{by: -1}
-	rows := -1 // the first argument whose rows are cut
+	rows := -1  // the first argument whose rows are cut
+	other := -1 // one that has another number of them
 	for i := range r.Args {
 		a := &r.Args[i]
 		switch a.Kind {
@@ -93,6 +97,9 @@ func (r *Request) check(parts int) (cutting, error) {
 				r.called(i), a.Len, r.Mode.Name, parts, parts)
 		}
 		if rows >= 0 && a.Len != r.Args[rows].Len && r.Mode.Cut == CutRows {
+			other = i
+		}
+		if other == i && !r.OwnRows {
 			return c, r.errorf(spec.CodeInvalid, "%s has length %d and %s has length %d: %s cuts all arguments by the same rows; pass equal lengths, or Broadcast(x) to give every rank all of one",
 				r.called(rows), r.Args[rows].Len, r.called(i), a.Len, r.Mode.Name)
 		}
@@ -111,6 +118,10 @@ func (r *Request) check(parts int) (cutting, error) {
 		if c.by < 0 {
 			c.by = i
 		}
+	}
+	if other >= 0 && c.by >= 0 {
+		return c, r.errorf(spec.CodeInvalid, "%s wants to be %v, but %s has length %d and %s has length %d: pass equal lengths, or the batch as one that is cut evenly",
+			r.called(c.by), r.Args[c.by].Cut, r.called(rows), r.Args[rows].Len, r.called(other), r.Args[other].Len)
 	}
 	return c, nil
 }

@@ -187,6 +187,31 @@ def test_rows(laid: Any) -> None:
         laid.get_rank_info(rank=4)
 
 
+class Chunked:
+    """What only has a method chunk."""
+
+    def __init__(self, rows: list[int]) -> None:
+        self.rows = rows
+
+    def chunk(self, chunks: int) -> list[list[int]]:
+        return [self.rows[at::chunks] for at in range(chunks)]
+
+
+def test_rows_of_different_lengths(laid: Any) -> None:
+    """Each by its own, results of other calls among them."""
+    rows = ray.remote(_six).remote()
+    assert laid.dp_mp([1, 2, 3, 4], rows, k=["a", "b"], c=Chunked([5, 6, 7])) == [
+        (0, ([1, 2], [0, 1, 2]), {"k": ["a"], "c": [5, 7]}),
+        (2, ([3, 4], [3, 4, 5]), {"k": ["b"], "c": [6]}),
+    ]
+    refs = laid.dp_mp([1, 2], rows, blocking=False)
+    assert ray.get(refs[3].obj_ref) == [(3, ([2], [3, 4, 5]), {})]
+
+
+def _six() -> list[int]:
+    return list(range(6))
+
+
 def test_rank_zero(four: Any) -> None:
     assert four.on_rank_zero("x") == (0, "x")
     assert ray.get(four.on_rank_zero("x", blocking=False)) == (0, "x")

@@ -19,6 +19,7 @@ type pending struct {
 	method  *method
 	how     uint8
 	marked  bool
+	ownRows bool // see dispatch.Request
 	again   bool // its legs may have to be sent again
 	parent  uint64
 
@@ -192,7 +193,7 @@ func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 		return nil, spec.Errorf(spec.CodeProtocol, "%s.%s: a call of one rank that names %d", cl.Name, m.Name, len(r.ranks))
 	}
 	p := &pending{
-		caller: c, cluster: cl, method: m, how: r.how, marked: r.flags&routeMarked != 0,
+		caller: c, cluster: cl, method: m, how: r.how, marked: r.flags&routeMarked != 0, ownRows: r.flags&routeOwnRows != 0,
 		again:  cl.spec.Restarts() && (m.Idempotent || m.Name == initialize),
 		parent: r.parent, begun: time.Now(), timeout: time.Duration(r.timeout) * time.Millisecond, //nolint:gosec // a timeout of 292 years is for ever
 	}

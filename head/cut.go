@@ -19,7 +19,7 @@ func (p *pending) request(layout []spec.RankInfo, ranks []int) dispatch.Request 
 	r := dispatch.Request{Method: p.method.title, Layout: layout}
 	switch p.how {
 	case howMode:
-		r.Mode, r.Execute = p.method.mode, p.method.Execute
+		r.Mode, r.Execute, r.OwnRows = p.method.mode, p.method.Execute, p.ownRows
 	case howAll:
 		r.Mode, r.Ranks = modeAll, ranks
 	default:

@@ -23,6 +23,7 @@ const (
 	routeKeep    = 8
 	routeWhole   = 16
 	routeApart   = 32
+	routeOwnRows = 64
 )
 
 // route is the head's part of a Call frame.

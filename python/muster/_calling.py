@@ -20,7 +20,7 @@ from ._unanswered import Due, Hold, MovedOn
 
 # How a route picks ranks, docs/wire.md.
 AS_REGISTERED, EVERY_RANK, ONE_RANK = 0, 1, 2
-_SPLIT, _WAITING, _MARKED, _KEEP, _WHOLE, _APART = 1, 2, 4, 8, 16, 32
+_SPLIT, _WAITING, _MARKED, _KEEP, _WHOLE, _APART, _OWN_ROWS = 1, 2, 4, 8, 16, 32, 64
 
 #: Seconds beyond a call's own deadline after which the head itself counts as stuck.
 _HEAD_LATE = 30.0
@@ -42,6 +42,7 @@ class Group:
         "methods",
         "name",
         "number",
+        "own_rows",
         "pickle",
         "workers",
         "world",
@@ -58,6 +59,8 @@ class Group:
         self.methods = {m["name"]: Method(m, self.class_name) for m in description["methods"]}
         self.engines: bool = description.get("engines", False)
         self.pickle = pickle
+        #: Arguments that are cut by rows may have different numbers of them.
+        self.own_rows = False
         self._routes: dict[tuple[str, int, int, int], bytes] = {}
 
     def method(self, name: str) -> Method:
@@ -178,7 +181,9 @@ class Group:
             method.check_timeout(args)
         method.check(args, kwargs)
         if how == AS_REGISTERED and method.cut:
-            method.check_cut(args, kwargs, self.world)
+            method.check_cut(args, kwargs, self.world, self.own_rows)
+            if self.own_rows:
+                flags |= _OWN_ROWS
         if special and _special(args, kwargs):
             check_per_rank(method.where, args, kwargs, self.world)
             whole = how != AS_REGISTERED or not method.spreads

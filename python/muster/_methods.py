@@ -127,7 +127,13 @@ class Method:
             method=self.name,
         )
 
-    def check_cut(self, args: Sequence[Any], kwargs: Mapping[str, Any], world: int) -> None:
+    def check_cut(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        world: int,
+        own_rows: bool = False,
+    ) -> None:
         """Refuse arguments that the method's mode cannot spread over ``world`` ranks."""
         if self.cut in _BY_RANK:
             for label, arg in _spread(args, kwargs):
@@ -151,7 +157,7 @@ class Method:
                 elif not arg.columns:
                     continue  # nothing to cut: it goes to every rank
                 first = first or (label, len(arg))
-                if len(arg) != first[1]:
+                if len(arg) != first[1] and not own_rows:
                     raise _errors.InvalidArgumentError(
                         f"{self.where}: {first[0]} has length {first[1]} and {label} has length "
                         f"{len(arg)}: {self.cut} cuts all arguments by the same rows; pass equal "

@@ -58,6 +58,10 @@ class Cluster(Native):
         self.resource_manager = resource_manager  # type: ignore[assignment]
         self.placement_groups = places
 
+    def _adopt(self, info: dict[str, Any]) -> None:
+        super()._adopt(info)
+        self._group().own_rows = True  # as ROLL cuts: each argument by itself
+
     # --- calls -----------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
@@ -223,10 +227,10 @@ class Method(BoundMethod):
             if any(map(_has_refs, (*args, *kwargs.values()))):
                 return _per_rank(args, kwargs)
         if mode in modes.BY_ROWS and (args or kwargs):
-            args, kwargs = self._by_rows(mode, args, kwargs)
+            args, kwargs = self._by_rows(args, kwargs)
         return args, kwargs
 
-    def _by_rows(self, mode: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    def _by_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         args = [_opened(arg) for arg in args]
         kwargs = {name: _opened(arg) for name, arg in kwargs.items()}
         given = [pair for pair in modes.labelled(args, kwargs) if not isinstance(pair[1], Ref)]
@@ -236,14 +240,14 @@ class Method(BoundMethod):
                 modes.check_cut(label, arg, self._group.world)
             except AssertionError:
                 modes.check_cut(label, arg, self._cluster.dp_size)
-        lists = all(isinstance(arg, (list, DataProto)) for _, arg in given)
-        if lists and len({len(arg) for _, arg in given if len(arg)}) <= 1:
-            return args, kwargs
-        # What the head does not cut together, as ROLL does: each by itself.
-        deal = modes.dispatch_dp_mp_compute
-        if mode in modes.FIRST:
-            deal = modes.dispatch_dp_mp_dispatch_first
-        return _per_rank(*deal(self._cluster, *args, **kwargs))
+        return [*map(self._cuttable, args)], {k: self._cuttable(arg) for k, arg in kwargs.items()}
+
+    def _cuttable(self, arg: Any) -> Any:
+        """What the head can cut; of all else that has a method chunk, each rank's part."""
+        if isinstance(arg, (list, DataProto, Ref)):
+            return arg
+        (parts,), _ = modes.dispatch_dp_mp_compute(self._cluster, arg)
+        return PerRank(parts)
 
 
 #: What befalls a call that was sent; all else is wrong with the call, and told as it is.
