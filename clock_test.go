@@ -12,18 +12,19 @@ import (
 // that read the time of day, or drop the monotonic one, are here, with why that
 // can do no harm.
 var timesOfDay = map[string]string{
-	"agent/logs.go: time.Unix(":       "a deadline that is over, whatever the time",
-	"session.go: time.Unix(":          "a deadline that is over, whatever the time",
-	"session/session.go: time.Parse(": "whether a folder's name is one of ours",
-	"session/session.go: .ModTime(":   "the order in which sessions are listed",
-	"session/remains.go: .ModTime(":   "what nobody holds a lock on any more, and nobody can ask, is cleared after a day",
-	"head/budget.go: .UnixNano(":      "when ranks were restarted, for the next head: a jump makes the budget larger or smaller once",
-	"head/budget.go: time.Unix(":      "the same",
-	"head/journal.go: .UnixNano(":     "since when a session is there, for people and the next head",
-	"head/resume.go: time.Unix(":      "the same",
-	"cli/store.go: .UnixNano(":        "how old an object is, for people",
-	"store/store.go: .UnixNano(":      "since when an object is there, for people",
-	"secure/authority.go: time.Date(": "certificates without an end of their own, whatever the clocks of nodes say",
+	"agent/logs.go: time.Unix(":          "a deadline that is over, whatever the time",
+	"session.go: time.Unix(":             "a deadline that is over, whatever the time",
+	"session/session.go: time.Parse(":    "whether a folder's name is one of ours",
+	"session/session.go: .ModTime(":      "the order in which sessions are listed",
+	"session/remains.go: .ModTime(":      "what nobody holds a lock on any more, and nobody can ask, is cleared after a day",
+	"head/budget.go: .UnixNano(":         "when ranks were restarted, for the next head: a jump makes the budget larger or smaller once",
+	"head/budget.go: time.Unix(":         "the same",
+	"head/journal.go: .UnixNano(":        "since when a session is there, for people and the next head",
+	"head/resume.go: time.Unix(":         "the same",
+	"cli/store.go: .UnixNano(":           "how old an object is, for people",
+	"store/store.go: .UnixNano(":         "since when an object is there, for people",
+	"python/muster/_arrow.py: datetime.": "the types of values that a user has in columns",
+	"secure/authority.go: time.Date(":    "certificates without an end of their own, whatever the clocks of nodes say",
 }
 
 var (

@@ -258,13 +258,13 @@ class Batch:
 
     def repeat(self, n: int) -> Batch:
         """Each row n times, copies of a row beside each other."""
-        if _whole("repeat", n) < 0:
+        if _rows.whole_number("repeat", n) < 0:
             raise ValueError(f"rows cannot be repeated {n} times")
         return self.take(np.repeat(np.arange(self.__len__()), n))
 
     def chunk(self, n: int) -> list[Batch]:
         """n batches of consecutive rows, as even as can be, larger ones first."""
-        if _whole("chunk", n) < 1:
+        if _rows.whole_number("chunk", n) < 1:
             raise ValueError(f"a batch cannot be cut into {n} parts")
         size, more = divmod(self.__len__(), n)
         bounds = [i * size + min(i, more) for i in range(n + 1)]
@@ -272,7 +272,7 @@ class Batch:
 
     def split(self, rows: int) -> list[Batch]:
         """Batches of so many consecutive rows; the last may have fewer."""
-        if _whole("split", rows) < 1:
+        if _rows.whole_number("split", rows) < 1:
             raise ValueError(f"a batch cannot be split into batches of {rows} rows")
         total = self.__len__()
         return [self._slice(at, min(at + rows, total)) for at in range(0, total, rows)]
@@ -399,7 +399,7 @@ class Batch:
 
     def multiple_of(self, k: int) -> Batch:
         """Cut so that shards have a multiple of k rows; the last rows may be fewer."""
-        if _whole("multiple_of", k) < 1:
+        if _rows.whole_number("multiple_of", k) < 1:
             raise ValueError(f"no batch can be cut to multiples of {k}")
         cut = (self._cut or Cut())._replace(multiple=0 if k == 1 else k)
         return self._like(self._live(), cut=cut.or_none())
@@ -519,7 +519,7 @@ class Batch:
             value, its = meta.encoded(pickle)
             bufs += its
             metas.append((value, len(its), meta.origin))
-        named = [(_wire_names(part.columns), part.pieces) for part in parts]
+        named = [(_parts.wire_names(part.columns), part.pieces) for part in parts]
         handle = Handle(self._rows, named, self._cut, metas)
         return _rows.pack(handle, lambda block: numbers[id(block)])
 
@@ -553,7 +553,7 @@ class Batch:
         parts = []
         for names, pieces in named:
             its = [_new(Piece, (blocks[block], some)) for block, some in pieces]
-            parts.append(_new(Part, (_from_wire(names), its)))
+            parts.append(_new(Part, (_parts.from_wire(names), its)))
         metas: list[_metas.Meta] = []
         for value, n, origin in told:
             metas.append(_metas.Meta.came(value, tuple(bufs[objects : objects + n]), origin))
@@ -593,22 +593,3 @@ def _unpickled(data: Any, rows: int, cut: Any, metas: list[tuple[dict[Any, Any],
         parts.append(Part(names, [Piece(block, range(rows))]))
     told = [_metas.Meta(values, origin) for values, origin in metas]
     return Batch._of(rows, parts, None if cut is None else Cut(*cut), told)
-
-
-def _whole(method: str, n: Any) -> int:
-    try:
-        return operator.index(n)
-    except TypeError:
-        raise TypeError(f"b.{method}(n) takes a whole number, not {n!r}") from None
-
-
-def _wire_names(columns: Mapping[str, str]) -> list[str]:
-    return [name if name == at else f"{name}\0{at}" for name, at in columns.items()]
-
-
-def _from_wire(names: Iterable[str]) -> dict[str, str]:
-    found = {}
-    for name in names:
-        shown, _, stored = name.partition("\0")
-        found[shown] = stored or shown
-    return found

@@ -7,7 +7,7 @@ what is not in a store yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -161,3 +161,17 @@ def _written(columns: Mapping[str, str], pieces: list[Piece], rows: int, pickle:
         stored: _blocks.column_of(name, stored, pieces, pickle) for name, stored in columns.items()
     }
     return _blocks.place(rows, drafts)
+
+
+def wire_names(columns: Mapping[str, str]) -> list[str]:
+    """Columns as they are named to others: by both names, where these differ."""
+    return [name if name == at else f"{name}\0{at}" for name, at in columns.items()]
+
+
+def from_wire(names: Iterable[str]) -> dict[str, str]:
+    """The same, read."""
+    found = {}
+    for name in names:
+        shown, _, stored = name.partition("\0")
+        found[shown] = stored or shown
+    return found

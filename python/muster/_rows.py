@@ -8,6 +8,7 @@ order give the same bytes. This module is pure.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -359,3 +360,11 @@ def _cut(weights: Any, groups: Any, multiple: Any) -> Cut | None:
         0 if multiple == 1 else multiple,
     )
     return made.or_none()
+
+
+def whole_number(method: str, n: Any) -> int:
+    """The argument of a method of a batch that takes a count."""
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise TypeError(f"b.{method}(n) takes a whole number, not {n!r}") from None

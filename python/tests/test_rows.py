@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from muster import _metas, _rows
-from muster._batch import Batch, _from_wire
+from muster._batch import Batch
 from muster._errors import ProtocolError
-from muster._parts import Part
+from muster._parts import Part, from_wire
 from muster._rows import Cut, Piece
 
 VECTORS: list[dict[str, Any]] = json.loads(
@@ -38,7 +38,7 @@ def loaded(vector: dict[str, Any], blocks: dict[str, Named]) -> Batch:
     handle = _rows.unpack(bytes.fromhex(vector["payload"]), len(vector["buffers"]))
     made = [blocks.setdefault(name, Named(name)) for name in vector["buffers"]]
     parts = [
-        Part(_from_wire(names), [Piece(made[p.block], p.rows) for p in pieces])
+        Part(from_wire(names), [Piece(made[p.block], p.rows) for p in pieces])
         for names, pieces in handle.parts
     ]
     at = len(made) - sum(n for _, n, _ in handle.metas)
