@@ -152,6 +152,7 @@ def test_weights_over_gloo(
             total += trainers.train_step(float(step + 1))[0]
             metrics = group.model_update(step)
             mean = sum(calls) / len(calls)
+            assert metrics.pop("time/actor_train/model_update/total") > 0  # seconds
             assert metrics == {"time/actor_train/model_update/calls": mean}
             seen = inferers.seen()
             assert [(one["w"], one["b"]) for one in seen] == [([total] * 3, [total])] * len(seen)
