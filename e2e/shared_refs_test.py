@@ -66,6 +66,11 @@ def test_refs_come_back(takers: Cluster, slow: Service) -> None:
     assert last.same([mine, mine])
 
 
+def test_a_worker_gives_a_ref_of_a_call_of_itself(takers: Cluster) -> None:
+    (later,) = takers.workers[0].own(takers.workers[0])
+    assert muster.get(later) == ["int"]
+
+
 def test_some_of_them_are_waited_for(takers: Cluster, slow: Service) -> None:
     refs = [slow.add.remote(1), muster.put(1), muster.put(2)]
     assert takers.workers[0].first(refs, 2) == (2, 1)

@@ -44,6 +44,10 @@ class Taker(Worker):
     def calls(self, other: Any, x: int) -> dict[str, Any]:
         return {"mine": [other.add.remote(x)], "put": muster.put({"x": x})}
 
+    def own(self, worker: Any) -> list[Any]:
+        """A call that cannot begin before this one has ended."""
+        return [worker.kinds.remote(1)]
+
     def same(self, refs: list[Any]) -> bool:
         return refs[0] is refs[1]
 

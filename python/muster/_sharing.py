@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from contextvars import Context
 from time import monotonic
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -115,7 +116,9 @@ def share(ref: Ref) -> tuple[str, int]:
         maker = None if me is None else (me.cluster_name, me.rank, os.getpid())
         _tell(keeper, "expect", ident, maker)
         # Not as an argument that the head waits for: what others share would wait behind it.
-        ref.future().add_done_callback(lambda _: _settle_late(keeper, ident, ref))
+        # In no call's name: that which sends it does not wait for it.
+        future = Context().run(ref.future)
+        future.add_done_callback(lambda _: _settle_late(keeper, ident, ref))
     with _Shared.lock:  # not before: who pickles tries it twice, and is to fail twice
         _Shared.sent.add(ref)
         return ident, _number()
