@@ -117,7 +117,7 @@ func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
 		}
 		return nil, err
 	}
-	p, welcome, err := h.admit(hello, c, c, trusted)
+	p, err := h.admit(hello, c, c, trusted)
 	if err != nil {
 		wire.Refuse(c, spec.AsError(err))
 		if trusted { // nobody else would ask for the end
@@ -125,7 +125,8 @@ func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
 		}
 		return nil, err
 	}
-	wire.Accept(c, welcome)
+	c.SetLimit(wire.MaxFrame)
+	c.Flush()
 	if s, ok := p.(starter); ok {
 		s.start()
 	}
@@ -135,11 +136,22 @@ func (h *Head) greet(c *wire.Conn, trusted bool) (peer, error) {
 // starter is a peer that has work to do once it is welcomed.
 type starter interface{ start() }
 
-// admit checks who says hello and makes the peer for it.
-func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (peer, wire.Welcome, error) {
-	w := wire.Welcome{Session: h.opts.Session, Address: h.address, LogDir: h.opts.LogDir, Pid: os.Getpid(), Epoch: h.epoch}
+// admit checks who says hello, makes the peer for it and queues its welcome: whoever
+// sends to it from now on comes after that.
+func (h *Head) admit(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (peer, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	who, welcome, err := h.admitLocked(hello, p, conn, trusted)
+	if err != nil {
+		return nil, err
+	}
+	hd, body := welcome.Frame()
+	p.Queue(hd, nil, body, nil)
+	return who, nil
+}
+
+func (h *Head) admitLocked(hello wire.Hello, p port, conn *wire.Conn, trusted bool) (peer, wire.Welcome, error) {
+	w := wire.Welcome{Session: h.opts.Session, Address: h.address, LogDir: h.opts.LogDir, Pid: os.Getpid(), Epoch: h.epoch}
 	if h.isOver {
 		return nil, w, spec.Errorf(spec.CodeHeadLost, "the head is ending: %s", h.overWhy)
 	}

@@ -224,12 +224,11 @@ func (h *Head) greetFar(c *wire.Conn, nc *net.TCPConn) (peer, error) {
 		err = spec.Errorf(spec.CodeAuth, "the head takes agents alone over the network, and no %.40q: scripts and workers reach it on its own machine, or by the agent of theirs", hello.Role)
 	}
 	var p peer
-	var welcome wire.Welcome
 	if err == nil {
 		err = h.checkCertificate(c, hello)
 	}
 	if err == nil {
-		p, welcome, err = h.admit(hello, c, c, false)
+		p, err = h.admit(hello, c, c, false)
 	}
 	if err != nil {
 		var told *spec.Error
@@ -239,7 +238,8 @@ func (h *Head) greetFar(c *wire.Conn, nc *net.TCPConn) (peer, error) {
 		return nil, err
 	}
 	_ = nc.SetDeadline(time.Time{})
-	wire.Accept(c, welcome)
+	c.SetLimit(wire.MaxFrame)
+	c.Flush()
 	p.(*nodeConn).start()
 	return p, nil
 }

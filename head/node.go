@@ -367,9 +367,8 @@ func (n *nodeConn) open(f *wire.Frame) {
 		err = spec.Errorf(spec.CodeProtocol, "link %d: links are numbered from 1 on, and the last was %d", f.Peer, len(n.links)-1)
 	}
 	var who peer
-	var welcome wire.Welcome
 	if err == nil {
-		who, welcome, err = n.h.admit(hello, p, nil, false)
+		who, err = n.h.admit(hello, p, nil, false)
 	}
 	if err != nil {
 		p.Queue(wire.Header{Kind: wire.KindWelcome, Flags: wire.FlagError}, nil, wire.AppendError(nil, spec.AsError(err)), nil)
@@ -380,9 +379,6 @@ func (n *nodeConn) open(f *wire.Frame) {
 		n.links = append(n.links, nil)
 	}
 	n.links[f.Peer] = who
-	welcome.Version, welcome.Release = wire.Version, wire.Release
-	body, _ := welcome.MarshalMsg(nil) // no field of a Welcome can fail to encode
-	p.Queue(wire.Header{Kind: wire.KindWelcome}, nil, body, nil)
 	p.Flush()
 	if s, ok := who.(starter); ok {
 		s.start()

@@ -259,9 +259,16 @@ func TestSizes(t *testing.T) {
 }
 
 func TestFull(t *testing.T) {
+	var holders atomic.Pointer[func([]uint64) []wire.Held]
 	r := newRig(t, func(o *Options) {
 		o.Budget, o.SpillDir, o.SpillOff = 4*mib+slack, "", "MUSTER_SPILL_DIR is off"
 		o.Process = func(pid int) string { return "actor-3" }
+		o.Holders = func(_ context.Context, objects []uint64) []wire.Held {
+			if ask := holders.Load(); ask != nil {
+				return (*ask)(objects)
+			}
+			return nil
+		}
 	})
 	c := r.client(1)
 	read, told := put(t, c, 2*mib, 1), put(t, c, mib, 2)
@@ -274,7 +281,7 @@ func TestFull(t *testing.T) {
 	if e := spec.AsError(err); e.Node != "node-3" {
 		t.Errorf("the error is of node %q", e.Node)
 	}
-	r.opts.Holders = func(_ context.Context, objects []uint64) []wire.Held {
+	ask := func(objects []uint64) []wire.Held {
 		if len(objects) != 3 || objects[0] != read || objects[1] != told {
 			t.Errorf("asked who has handles of %x", objects)
 		}
@@ -286,6 +293,7 @@ func TestFull(t *testing.T) {
 		}
 		return append(held, wire.Held{Object: told, Holder: "the script", Seconds: 1}, wire.Held{Object: 77, Holder: "nobody"})
 	}
+	holders.Store(&ask)
 	_, err = c.Alloc(mib)
 	wantError(t, err, spec.CodeStoreFull, "1 MiB, a batch of 2, made by actor-3", "held by keeper-0 for 42 s, keeper-1 for 42 s, keeper-2 for 42 s, 3 more",
 		"Handles of what is in memory: keeper-0 has 3 MiB in 2 of them; keeper-1 has", "; 2 more")

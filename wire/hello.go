@@ -81,13 +81,19 @@ func ParseHello(body []byte) (Hello, error) {
 
 // Accept welcomes the other end and lifts the limit of frames.
 func Accept(c *Conn, w Welcome) {
+	c.SetLimit(MaxFrame)
+	h, body := w.Frame()
+	c.Send(h, body, nil)
+}
+
+// Frame is the welcome as it is sent.
+func (w Welcome) Frame() (Header, []byte) {
 	w.Version, w.Release = Version, Release
 	body, err := w.MarshalMsg(nil)
 	if err != nil { // no field of a Welcome can fail to encode
 		panic(err)
 	}
-	c.SetLimit(MaxFrame)
-	c.Send(Header{Kind: KindWelcome}, body, nil)
+	return Header{Kind: KindWelcome}, body
 }
 
 // Refuse tells the other end why it is not welcome, and closes.
