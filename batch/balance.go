@@ -10,9 +10,9 @@ import (
 // each. Differencing is best and takes longest, so of very many weights it gets only
 // the heaviest, 40 for each shard at least. All others go onto the lightest shard
 // each: the next 1,000 for each shard, heaviest first, then the rest as they come, a
-// 2,000th of a shard at a time, so that neighbours stay together. Of the rest none
-// weighs much more than a 1,000th of a shard, so by them no shard comes to lie much
-// further than that above the mean.
+// 2,000th of a shard's part in what is left at a time, so that neighbours stay
+// together. Of the rest none weighs much more than a 1,000th of a shard. A shard that
+// has one of them is therefore hardly heavier than any other: see TestRestIsEven.
 func balance(weights []float64, n int) []int32 {
 	least := max(4096, 40*n)
 	if len(weights) <= least {
@@ -34,29 +34,44 @@ func balance(weights []float64, n int) []int32 {
 	for i, shard := range difference(pickWeights(weights, order[:least]), n) {
 		shardOf[order[i]] = shard
 		loads[shard].sum += weights[order[i]]
+		loads[shard].rows++
 	}
-	slices.SortFunc(loads, func(a, b load) int {
-		return cmp.Or(cmp.Compare(a.sum, b.sum), cmp.Compare(a.shard, b.shard))
-	})
+	slices.SortFunc(loads, lightest)
 	for _, at := range order[least:] {
-		shardOf[at] = put(loads, weights[at])
+		shardOf[at] = put(loads, weights[at], 1)
 	}
-	total, given := 0.0, 0.0
-	for _, w := range weights {
-		total += w
+	rest(weights, shardOf, loads)
+	return shardOf
+}
+
+// rest puts the weights that have no shard yet, which is -1 in shardOf, onto the
+// lightest one each, some neighbours at a time. How many these are goes by what is
+// left alone: beside one huge weight, all others together may be less than a 2,000th
+// of a shard. They are bounded by weight and by number, as a few weights may be most of
+// what is left, too.
+func rest(weights []float64, shardOf []int32, loads []load) {
+	left, rows := 0.0, 0
+	for at, shard := range shardOf {
+		if shard < 0 {
+			left += weights[at]
+			rows++
+		}
 	}
+	parts := 2000 * len(loads)
+	given, count := 0.0, 0
 	for at, shard := range shardOf {
 		if shard >= 0 {
 			continue
 		}
 		shardOf[at] = loads[0].shard
-		loads[0].sum += weights[at]
-		if given += weights[at]; given >= total/float64(n)/2000 {
-			sink(loads, 0, lighter)
-			given = 0
+		given += weights[at]
+		count++
+		if given >= left/float64(parts) || count >= rows/parts {
+			put(loads, given, int32(count))
+			left, rows = left-given, rows-count
+			given, count = 0, 0
 		}
 	}
-	return shardOf
 }
 
 // heaviest is the numbers of n weights, rising: none that is left out weighs more than
@@ -239,27 +254,36 @@ func largestFirst(weights []float64, n int) []int32 {
 	}
 	shardOf := make([]int32, len(weights))
 	for _, at := range heaviestFirst(weights) {
-		shardOf[at] = put(loads, weights[at])
+		shardOf[at] = put(loads, weights[at], 0) // ties by number of shard alone
 	}
 	return shardOf
 }
 
-// load is what a shard weighs so far.
+// load is what a shard weighs so far, and how many weights that are where these break
+// ties: what is too little to change a sum is dealt by number.
 type load struct {
 	sum   float64
+	rows  int32
 	shard int32
 }
 
-// put puts a weight onto the lightest shard, and says which that is. loads is a heap,
-// lightest first.
-func put(loads []load, weight float64) int32 {
+// put puts a weight, or some, onto the lightest shard, and says which that is. loads is
+// a heap, lightest first.
+func put(loads []load, weight float64, rows int32) int32 {
 	shard := loads[0].shard
 	loads[0].sum += weight
+	loads[0].rows += rows
 	sink(loads, 0, lighter)
 	return shard
 }
 
-func lighter(a, b *load) bool { return a.sum < b.sum || a.sum == b.sum && a.shard < b.shard }
+func lighter(a, b *load) bool {
+	return a.sum < b.sum || a.sum == b.sum && (a.rows < b.rows || a.rows == b.rows && a.shard < b.shard)
+}
+
+func lightest(a, b load) int {
+	return cmp.Or(cmp.Compare(a.sum, b.sum), cmp.Compare(a.rows, b.rows), cmp.Compare(a.shard, b.shard))
+}
 
 // exchange makes shards more even that are not: the heaviest gives a weight to
 // another or changes one for a lighter one of it, for as long as that helps.
