@@ -1,6 +1,11 @@
 package batch
 
-import "github.com/muster-rl/muster/spec"
+import (
+	"cmp"
+	"slices"
+
+	"github.com/muster-rl/muster/spec"
+)
 
 // Range is rows From to (not included) To.
 type Range struct{ From, To int }
@@ -176,17 +181,30 @@ func pickWeights(weights []float64, some []int32) []float64 {
 }
 
 // deal gives the atoms that weigh nothing to shards, as many rows to each: what
-// weighs nothing may still take time. shardOf is the shards of the heavy ones.
+// weighs nothing may still take time. Those that get more than others are the ones
+// with the fewest rows of weight, so that none stays empty as long as there are atoms.
+// shardOf is the shards of the heavy ones.
 func (a *atoms) deal(shardOf, heavy, light []int32, n int) []int32 {
 	out := make([]int32, len(a.weights))
+	rows := make([]int, n) // or blocks
 	for i, at := range heavy {
 		out[at] = shardOf[i]
+		if a.of == nil {
+			rows[shardOf[i]]++
+		} else {
+			rows[shardOf[i]] += a.sizes[at]
+		}
 	}
+	order := make([]int32, n) // shards, fewest rows first
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortStableFunc(order, func(a, b int32) int { return cmp.Compare(rows[a], rows[b]) })
 	if a.of == nil { // of one size: neighbours stay together
-		for shard := range n {
-			from, to := Even(len(light), n, shard)
+		for i, shard := range order {
+			from, to := Even(len(light), n, i)
 			for _, at := range light[from:to] {
-				out[at] = int32(shard)
+				out[at] = shard
 			}
 		}
 		return out
@@ -196,7 +214,7 @@ func (a *atoms) deal(shardOf, heavy, light []int32, n int) []int32 {
 		sizes[i] = float64(a.sizes[at])
 	}
 	for i, shard := range largestFirst(sizes, n) {
-		out[light[i]] = shard
+		out[light[i]] = order[shard]
 	}
 	return out
 }

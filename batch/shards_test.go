@@ -294,6 +294,102 @@ func TestWhatWeighsNothing(t *testing.T) {
 	}
 }
 
+// TestNoShardIsEmpty: with as many groups, blocks or rows as shards, each shard has
+// one, whatever weighs nothing. Shards have as many rows that weigh nothing as others,
+// but for one group or block, and where all are of one size, who has more of these has
+// no more of the others.
+func TestNoShardIsEmpty(t *testing.T) {
+	for seed := range uint64(6000) {
+		rng := rand.New(rand.NewPCG(seed, 17))
+		n := 2 + rng.IntN(11)
+		c := &Cut{Weights: make([]float64, 1+rng.IntN(60))}
+		rows := len(c.Weights)
+		for range rng.IntN(2 * n) {
+			c.Weights[rng.IntN(rows)] = math.Exp(3 * rng.NormFloat64())
+		}
+		atom := make([]int, rows)
+		switch seed % 3 {
+		case 1:
+			c.Groups = make([]uint32, rows)
+			some := 1 + rng.Uint32N(uint32(rows))
+			for row := range c.Groups {
+				c.Groups[row] = rng.Uint32N(some)
+				atom[row] = int(c.Groups[row])
+			}
+		case 2:
+			c.Multiple = 2 + rng.IntN(3)
+			fallthrough
+		default:
+			for row := range atom {
+				atom[row] = row / max(c.Multiple, 1)
+			}
+		}
+		s, err := c.Shards(rows, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkShards(t, c, rows, n, s)
+		weight, size := map[int]float64{}, map[int]int{}
+		for row, at := range atom {
+			weight[at] += c.Weights[row]
+			size[at]++
+		}
+		heavies, largest := 0, 0 // how many weigh something, and the largest that does not
+		for at, w := range weight {
+			if w > 0 {
+				heavies++
+			} else {
+				largest = max(largest, size[at])
+			}
+			if c.Groups == nil {
+				largest = 1 // block
+			}
+		}
+		shards := written(s)
+		light, heavy := make([]int, n), make([]int, n) // rows or blocks
+		for i, shard := range shards {
+			if len(shard) == 0 && len(weight) >= n {
+				t.Fatalf("%v of %v is cut into %v", c, c.Weights, shards)
+			}
+			for _, row := range shard {
+				switch {
+				case c.Multiple > 0 && int(row)%c.Multiple > 0: // not the first of its block
+				case weight[atom[row]] > 0:
+					heavy[i]++
+				default:
+					light[i]++
+				}
+			}
+		}
+		if heavies == 0 || s.Ranges != nil {
+			continue // cut by number
+		}
+		if slices.Max(light)-slices.Min(light) > largest {
+			t.Fatalf("%v of %v: %v rows weigh nothing in %v", c, c.Weights, light, shards)
+		}
+		for i := range shards {
+			for j := range shards {
+				if c.Groups == nil && light[i] > light[j] && heavy[i] > heavy[j] {
+					t.Fatalf("%v: shards %d and %d of %v have %d and %d that weigh nothing", c.Weights, i, j, shards, light[i], light[j])
+				}
+			}
+		}
+	}
+	for _, c := range []struct {
+		cut  *Cut
+		n    int
+		want string
+	}{
+		{&Cut{Weights: []float64{5, 5, 5, 0, 0}}, 4, "[[0 4] [1] [2] [3]]"},
+		{&Cut{Weights: []float64{5, 5, 0, 0, 0, 0}}, 5, "[[0 5] [1] [2] [3] [4]]"},
+		{&Cut{Weights: []float64{0, 0, 1, 0, 0, 1}, Groups: []uint32{0, 1, 2, 0, 1, 2}}, 3, "[[0 3] [1 4] [2 5]]"},
+	} {
+		if s, err := c.cut.Shards(len(c.cut.Weights), c.n); err != nil || fmt.Sprint(s.Lists) != c.want {
+			t.Errorf("%v: %v, %v, want %s", c.cut.Weights, s, err, c.want)
+		}
+	}
+}
+
 // best is the least that the heaviest of n shards can weigh, by trying all.
 func best(weights []float64, sums []float64) float64 {
 	if len(weights) == 0 {
