@@ -48,29 +48,69 @@ func balance(weights []float64, n int) []int32 {
 // lightest one each, some neighbours at a time. How many these are goes by what is
 // left alone: beside one huge weight, all others together may be less than a 2,000th
 // of a shard. They are bounded by weight and by number, as a few weights may be most of
-// what is left, too.
+// what is left, too. Weights that are next to nothing even together are dealt by number
+// at last, as one shard would get them all.
 func rest(weights []float64, shardOf []int32, loads []load) {
+	const shift = 52 // by exponent
+	var classes [1 << (63 - shift)]load
 	left, rows := 0.0, 0
 	for at, shard := range shardOf {
 		if shard < 0 {
+			class := &classes[math.Float64bits(weights[at])>>shift]
+			class.sum += weights[at]
+			class.rows++
 			left += weights[at]
 			rows++
 		}
 	}
 	parts := 2000 * len(loads)
-	given, count := 0.0, 0
+	portion := left / float64(parts)
+	least, nothing, few := 0, 0.0, 0 // the first class that is something; what is below it
+	for ; least < len(classes)-1 && nothing+classes[least].sum <= portion; least++ {
+		nothing += classes[least].sum
+		few += int(classes[least].rows)
+	}
+	left, rows = left-nothing, rows-few
+	given, count, largest := 0.0, 0, 0.0
 	for at, shard := range shardOf {
-		if shard >= 0 {
+		if shard >= 0 || int(math.Float64bits(weights[at])>>shift) < least {
 			continue
 		}
 		shardOf[at] = loads[0].shard
 		given += weights[at]
 		count++
+		largest = max(largest, weights[at])
 		if given >= left/float64(parts) || count >= rows/parts {
 			put(loads, given, int32(count))
 			left, rows = left-given, rows-count
 			given, count = 0, 0
 		}
+	}
+	put(loads, given, int32(count))
+	if few > 0 {
+		spread(shardOf, loads, loads[0].sum+portion+largest, few)
+	}
+}
+
+// spread deals the weights that have no shard yet, count of them, by number to the
+// shards that weigh no more than most.
+func spread(shardOf []int32, loads []load, most float64, count int) {
+	var to []int32
+	for _, l := range loads {
+		if l.sum <= most {
+			to = append(to, l.shard)
+		}
+	}
+	i, given := 0, 0
+	for at, shard := range shardOf {
+		if shard >= 0 {
+			continue
+		}
+		if _, end := Even(count, len(to), i); given == end {
+			i++
+		}
+		shardOf[at] = to[i]
+		given++
 	}
 }
 
