@@ -250,8 +250,12 @@ class Ledger:
 
     def abandon(self) -> None:
         """In a forked child: none of it is this process's. What the parent has a right to may be
-        read here, too, for as long as it has."""
+        read here, too, for as long as it has; by a connection of our own, as the parent's loans
+        end when its calls do, and nobody tells us."""
         self._sorting, self.counting = threading.Lock(), threading.RLock()  # whoever had them
+        for account in waiting(Account):
+            if account.ledger is self and account.maker is None:
+                account.forfeit()
         if self._stores is not None:
             self._stores.abandon()
 

@@ -454,8 +454,9 @@ def test_a_wrong_token_is_refused(stores: Stores) -> None:
         put(1)
 
 
-def in_child(what: Any) -> int:
-    """Run something in a forked child that ends as any Python does; its exit code."""
+def in_child(what: Any, meanwhile: Any = None) -> int:
+    """Run something in a forked child that ends as any Python does, and something here
+    meanwhile; the child's exit code."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -464,6 +465,8 @@ def in_child(what: Any) -> int:
         finally:
             gc.collect()
             os._exit(code)
+    if meanwhile is not None:
+        meanwhile()
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
