@@ -12,7 +12,7 @@ from fakestore import Segment, Stores
 from test_leases import in_child
 from test_loans import SIZE, leg, put
 
-from muster import _objects
+from muster import _context, _objects
 
 
 @pytest.fixture
@@ -64,3 +64,23 @@ def test_what_was_lent_to_the_parent_is_opened(stores: Stores, looked: str) -> N
 
     assert in_child(child, parent) == 0
     os.close(ready)
+
+
+def test_a_child_of_a_child_has_a_connection_of_its_own(stores: Stores) -> None:
+    """Both ask at the same time; answers that went astray would be wrong, or never come."""
+    source = put(3)
+
+    def reads() -> bool:
+        return all(np.all(source.root() == 3) for _ in range(200))
+
+    def grandchild() -> bool:
+        _context._after_fork()
+        return reads()
+
+    def child() -> bool:
+        _context._after_fork()
+        good = [reads()]
+        return in_child(grandchild, lambda: good.append(reads())) == 0 and all(good)
+
+    assert in_child(child) == 0
+    assert reads() and len(stores.store.clients) == 3

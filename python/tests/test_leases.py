@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import resource
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -459,6 +460,7 @@ def in_child(what: Any, meanwhile: Any = None) -> int:
     meanwhile; the child's exit code."""
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)  # one that hangs ends, too
         code = 1
         try:
             code = 0 if what() else 2
