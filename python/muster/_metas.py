@@ -50,7 +50,7 @@ class Meta:
         if self.values is not None:
             return _own(self.values)
         found: dict[Any, Any] = _values.decode(self.value, self.bufs)
-        return found
+        return _own(found) if self.bufs else found  # arrays lie where they came
 
     def encoded(self, pickle: str) -> tuple[bytes, Sequence[Any]]:
         """Its value as it goes over the wire, and the buffers of that."""
@@ -74,17 +74,42 @@ class Meta:
             )
         try:
             return self.values.keys() == other.values.keys() and all(
-                bool(value == other.values[key]) for key, value in self.values.items()
+                bool(value == other.values[key])
+                for key, value in self.values.items()
+                if key != MERGED or not self.origin  # those of one origin are the same
             )
         except Exception:  # arrays have no one answer
             return False
 
 
 def _own(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A copy, with metrics of its own: others may add to theirs."""
+    """A copy, with metrics of its own: others may change theirs."""
     own = dict(values)
-    if type(own.get(MERGED)) is dict:
-        own[MERGED] = dict(own[MERGED])
+    if MERGED in own:
+        own[MERGED] = _copied(own[MERGED], {})
+    return own
+
+
+#: How arrays are copied, by their types.
+_COPIES = {("numpy", "ndarray"): "copy", ("torch", "Tensor"): "clone"}
+
+
+def _copied(value: Any, made: dict[int, Any]) -> Any:
+    """Dicts, lists, tuples and arrays, with all of those in them; what else there is, is shared.
+    ``made`` are copies by the identity of what they are of: a list may be in itself."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple(_copied(item, made) for item in value)
+    copy = _COPIES.get((kind.__module__, kind.__name__))
+    if kind not in (dict, list) and copy is None:
+        return value
+    own = made.get(id(value))
+    if own is None:
+        own = made[id(value)] = kind() if copy is None else getattr(value, copy)()
+        if kind is dict:
+            own.update((key, _copied(item, made)) for key, item in value.items())
+        elif kind is list:
+            own.extend(_copied(item, made) for item in value)
     return own
 
 
