@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,22 @@ def test_metrics_that_were_looked_at_are_told_once() -> None:
     for part in shards:
         assert part.meta["metrics"]["seen"].max() == 0
     assert len(Batch.concat(shards)._metas) == 1
+
+
+def test_metrics_that_stay_as_they_are_are_copied_once() -> None:
+    whole = rows(seen=np.zeros(3), h=[1])
+
+    def told() -> Any:
+        return (whole[:1]._metas[0].values or {})["metrics"]["seen"]
+
+    assert whole.meta["step"] == 1 and told() is told()
+    before = told()
+    whole.meta["metrics"]["seen"][0] = 1
+    assert told() is not before and told()[0] == 1 and before[0] == 0
+    whole.meta["metrics"]["other"] = threading.Lock()  # which cannot be sent
+    assert whole[:1].meta["metrics"]["h"] == [1]
+    whole.meta["metrics"]["h"].append(2)
+    assert whole[:1].meta["metrics"]["h"] == [1, 2]
 
 
 def test_metrics_in_themselves_are_no_trap() -> None:
