@@ -442,14 +442,11 @@ def _after_fork() -> None:
     """In a child: the parent's connections are not ours to use, nor its head to stop."""
     session, worker = _process.session, _process.worker
     _process.lock = threading.RLock()
+    _objects.abandon()
     if session is None and worker is None:
         return
     _process.forked = True
     _process.session = None
-    ledger = _objects.ledger()
-    if ledger is not None:
-        ledger.abandon()
-        _objects.use(None)
     if session is not None:
         session.connection.abandon(_forked)
         if session.events is not None:

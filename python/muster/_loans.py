@@ -47,6 +47,10 @@ class Account:
     maker: Store | None  # the store's connection, if it was made here
     lines: tuple[Any, ...]  # connections by which the head was told of what was made
 
+    def forfeit(self) -> None:
+        """In a forked child: whatever was lent is lent to the parent alone."""
+        self.segment, self.borrowed = _ENDED, ()
+
 
 class Loans:
     """The loans that stand. The locks of the ledger guard it."""

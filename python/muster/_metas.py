@@ -39,6 +39,13 @@ class Meta:
         self.origin = origin
 
     @classmethod
+    def of(cls, values: dict[Any, Any], origin: int) -> Meta:
+        """One of values that are nobody else's to change."""
+        made = cls.__new__(cls)
+        made.values, made.value, made.bufs, made.origin = values, b"", (), origin
+        return made
+
+    @classmethod
     def came(cls, value: bytes, bufs: tuple[Any, ...], origin: int) -> Meta:
         """One that came, with the buffers that its value names."""
         made = cls.__new__(cls)
@@ -50,7 +57,7 @@ class Meta:
         if self.values is not None:
             return _own(self.values)
         found: dict[Any, Any] = _values.decode(self.value, self.bufs)
-        return found
+        return _own(found) if self.bufs else found  # arrays lie where they came
 
     def encoded(self, pickle: str) -> tuple[bytes, Sequence[Any]]:
         """Its value as it goes over the wire, and the buffers of that."""
@@ -74,17 +81,43 @@ class Meta:
             )
         try:
             return self.values.keys() == other.values.keys() and all(
-                bool(value == other.values[key]) for key, value in self.values.items()
+                bool(value == other.values[key])
+                for key, value in self.values.items()
+                if key != MERGED or not self.origin  # those of one origin are the same
             )
         except Exception:  # arrays have no one answer
             return False
 
 
 def _own(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A copy, with metrics of its own: others may add to theirs."""
+    """A copy, with metrics of its own: others may change theirs."""
     own = dict(values)
-    if type(own.get(MERGED)) is dict:
-        own[MERGED] = dict(own[MERGED])
+    if MERGED in own:
+        own[MERGED] = _copied(own[MERGED], {})
+    return own
+
+
+#: How arrays are copied, by their types.
+_COPIES = {("numpy", "ndarray"): "copy", ("torch", "Tensor"): "clone"}
+_are_plain = frozenset((int, float, str, bool, bytes, type(None))).issuperset  # types
+
+
+def _copied(value: Any, made: dict[int, Any]) -> Any:
+    """Dicts, lists, tuples and arrays, with all of those in them; what else there is, is shared.
+    ``made`` are copies by the identity of what they are of: a list may be in itself."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple(_copied(item, made) for item in value)
+    copy = _COPIES.get((kind.__module__, kind.__name__))
+    if kind not in (dict, list) and copy is None:
+        return value
+    own = made.get(id(value))
+    if own is None:
+        own = made[id(value)] = getattr(value, copy or "copy")()
+        if kind is dict and not _are_plain(map(type, value.values())):
+            own.update((key, _copied(item, made)) for key, item in value.items())
+        elif kind is list and not _are_plain(map(type, value)):
+            own[:] = [_copied(item, made) for item in value]
     return own
 
 
@@ -132,7 +165,7 @@ def adopted(batch: Any, meta: Meta) -> Any:
 class Look:
     """The dict that was made of the metas of a batch for somebody, who may change it."""
 
-    __slots__ = ("metrics", "seen", "values")
+    __slots__ = ("_kept", "metrics", "seen", "values")
 
     def __init__(self, metas: Sequence[Meta]) -> None:
         dicts = [meta.decoded() for meta in metas]
@@ -140,6 +173,7 @@ class Look:
         self.metrics = _parts_of(metas, dicts)
         self.values = _merged(dicts, [metrics for metrics, _ in self.metrics])
         self.seen = _content(self.values)
+        self._kept: list[Meta] = []  # the metrics of each part as they were told last
 
     def metas(self) -> list[Meta]:
         """What the metas of the batch are now. Metrics that were only looked at are those
@@ -150,12 +184,15 @@ class Look:
             self.metrics = []
             if MERGED in self.values:
                 self.metrics.append((self.values[MERGED], new_origin()))
-        if len(self.metrics) <= 1:
-            origin = self.metrics[0][1] if self.metrics else 0
-            return [Meta(self.values, origin)] if self.values else []
-        rest = {key: value for key, value in self.values.items() if key != MERGED}
-        parts = [Meta({MERGED: metrics}, origin) for metrics, origin in self.metrics]
-        return [Meta(rest), *parts] if rest else parts
+            self._kept = []
+        if not self._kept or type(content) is list:  # which does not tell all changes
+            self._kept = [Meta({MERGED: metrics}, origin) for metrics, origin in self.metrics]
+        rest = dict(self.values)
+        if len(self._kept) == 1:
+            rest |= self._kept[0].values or {}
+            return [Meta.of(rest, self._kept[0].origin)]
+        rest.pop(MERGED, None)
+        return [Meta.of(rest, 0), *self._kept] if rest else [*self._kept]
 
 
 def changed(metas: Sequence[Meta], entries: Mapping[Any, Any]) -> list[Meta]:

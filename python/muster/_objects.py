@@ -14,7 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from os import getpid
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from . import _errors, _wire
 from ._endings import Ending, endings, flusher, nobody, waiting, when_gone
@@ -145,6 +145,7 @@ class Ledger:
         self._pressing = False  # something else was given back
         #: Sends what was given back if that can be done without waiting.
         self.send: Callable[[], None] = _leave_it
+        _Current.living.add(self)
 
     @property
     def stores(self) -> Stores:
@@ -250,8 +251,12 @@ class Ledger:
 
     def abandon(self) -> None:
         """In a forked child: none of it is this process's. What the parent has a right to may be
-        read here, too, for as long as it has."""
+        read here, too, for as long as it has; by a connection of our own, as the parent's loans
+        end when its calls do, and nobody tells us."""
         self._sorting, self.counting = threading.Lock(), threading.RLock()  # whoever had them
+        for account in waiting(Account):
+            if account.ledger is self and account.maker is None:
+                account.forfeit()
         if self._stores is not None:
             self._stores.abandon()
 
@@ -261,9 +266,11 @@ def _leave_it() -> None:
 
 
 class _Current:
-    """The ledger of this process."""
+    """The ledger of this process, and all that somebody may still read by: those of sessions
+    that are over, and in a forked child its parent's."""
 
     ledger: Ledger | None = None
+    living: ClassVar[weakref.WeakSet[Ledger]] = weakref.WeakSet()
 
 
 def ledger() -> Ledger | None:
@@ -276,6 +283,14 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
     known = welcome is not None and bool(welcome.get("store_dir"))
     _Current.ledger = Ledger(welcome) if welcome is not None and known else None
     return _Current.ledger
+
+
+def abandon() -> None:
+    """In a forked child, and in a child of that: no ledger is this process's, nor are the
+    connections by which its parent reads."""
+    for ledger in [*_Current.living]:
+        ledger.abandon()
+    _Current.ledger = None
 
 
 class Right:

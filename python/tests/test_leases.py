@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import resource
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -454,16 +455,20 @@ def test_a_wrong_token_is_refused(stores: Stores) -> None:
         put(1)
 
 
-def in_child(what: Any) -> int:
-    """Run something in a forked child that ends as any Python does; its exit code."""
+def in_child(what: Any, meanwhile: Any = None) -> int:
+    """Run something in a forked child that ends as any Python does, and something here
+    meanwhile; the child's exit code."""
     pid = os.fork()
     if pid == 0:
+        signal.alarm(60)  # one that hangs ends, too
         code = 1
         try:
             code = 0 if what() else 2
         finally:
             gc.collect()
             os._exit(code)
+    if meanwhile is not None:
+        meanwhile()
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,58 @@ def test_what_was_looked_at_and_changed_is_one_new_part() -> None:
     assert metrics_of(whole[:1], sent(whole)) == {"acc": [1, 2, 3]}
     del whole.meta["metrics"]
     assert sent(whole[:1]).meta == {"step": 1}
+
+
+@pytest.mark.parametrize("size", [2, 100_000])
+def test_nobody_else_sees_what_is_changed_in_place(size: int) -> None:
+    given: dict[str, Any] = {"metrics": {"h": [1], "deep": {"a": ([2],)}, "seen": np.zeros(size)}}
+    whole = Batch({"x": np.arange(4)}, given)
+    for one in (whole, sent(whole), sent(sent(whole)[:3])):
+        shards, metrics = one.chunk(2), one.meta["metrics"]
+        before = shards[1].meta["metrics"]
+        metrics["h"].append(2)
+        metrics["deep"]["a"][0].append(3)
+        metrics["seen"] += 1
+        for other in (given["metrics"], before, shards[0].meta["metrics"]):
+            assert other["h"] == [1] and other["deep"] == {"a": ([2],)}
+            assert other["seen"].max() == 0
+        again = Batch.concat(shards).meta["metrics"]
+        assert again["h"] == [1] and again["seen"].shape == (size,)
+        assert one.meta["metrics"]["h"] == [1, 2] and sent(one).meta["metrics"]["seen"].min() == 1
+
+
+def test_metrics_that_were_looked_at_are_told_once() -> None:
+    shards = rows(seen=np.zeros(3), h=[np.ones(2)]).chunk(3)
+    for part in shards:
+        assert part.meta["metrics"]["seen"].max() == 0
+    assert len(Batch.concat(shards)._metas) == 1
+
+
+def test_metrics_that_stay_as_they_are_are_copied_once() -> None:
+    whole = rows(seen=np.zeros(3), h=[1])
+
+    def told() -> Any:
+        return (whole[:1]._metas[0].values or {})["metrics"]["seen"]
+
+    assert whole.meta["step"] == 1 and told() is told()
+    before = told()
+    whole.meta["metrics"]["seen"][0] = 1
+    assert told() is not before and told()[0] == 1 and before[0] == 0
+    whole.meta["metrics"]["other"] = threading.Lock()  # which cannot be sent
+    assert whole[:1].meta["metrics"]["h"] == [1]
+    whole.meta["metrics"]["h"].append(2)
+    assert whole[:1].meta["metrics"]["h"] == [1, 2]
+
+
+def test_metrics_in_themselves_are_no_trap() -> None:
+    loop: list[Any] = []
+    loop += [loop, (loop, {"a": loop})]
+    assert rows(loop=loop).meta["metrics"]["loop"]
+
+
+def test_tensors_are_copied_too() -> None:
+    torch = pytest.importorskip("torch")
+    whole = rows(loss=torch.zeros(2))
+    shards = whole.chunk(2)
+    whole.meta["metrics"]["loss"] += 1
+    assert shards[0].meta["metrics"]["loss"].tolist() == [0.0, 0.0]
