@@ -104,3 +104,21 @@ def test_loans_are_known_to_the_next_head(tmp_path: Path, monkeypatch: pytest.Mo
             assert sums[rank] == mixed + whole[each:]
         a.let_go(timeout=IN_TIME)
         assert eventually(lambda: objects() == [], IN_TIME), objects()
+
+
+def test_what_a_script_holds_can_be_spilled_under_the_next_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "48MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    size, each = 4 * MIB, 10
+    with session("1x1"), pool(1) as rm, cluster(Stage, rm, name="a", device_mapping="0") as a:
+        held = [a.double(Batch({"x": numbers(seed, size)})) for seed in range(each)]
+        kill_head()
+        for seed in range(each, 2 * each):  # more than there is room for
+            held.append(a.double(Batch({"x": numbers(seed, size)}), timeout=IN_TIME))
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        for seed, batch in enumerate(held):
+            assert np.array_equal(batch["x"], numbers(seed, size) * 2)
+        del held, batch
+        assert eventually(lambda: objects() == [], IN_TIME), objects()

@@ -114,6 +114,12 @@ class Stage(Worker):
     def make(self, rows: int, width: int = 1) -> Batch:
         return Batch({"x": np.full((rows, width), self.rank, np.int64)})
 
+    @register(Dispatch.ONE_TO_ALL)
+    def make_and_keep(self, rows: int, width: int, value: int) -> Batch:
+        made = Batch({"x": np.full((rows, width), value, np.int64)})
+        self.kept.append(made)
+        return made
+
     @register(Dispatch.DP_MP_COMPUTE)
     def slow(self, rows: Batch, seconds: Any, folder: Any) -> Batch:
         """Tells when it begins and ends by files, and rank 0 waits to be let go on."""

@@ -176,6 +176,24 @@ def test_what_workers_keep_unread_is_spilled(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_a_worker_made_and_got_as_an_argument_is_spilled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own handle stays when the argument goes, and keeps no bytes in memory either."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_SPILL_BYTES", "512MiB")
+    with session("1x1"), pool(1) as rm, cluster(Stage, rm, device_mapping="0") as c:
+        for i in range(16):  # 128 MiB
+            made = c.make_and_keep(1024, 1024, i)[0]
+            assert c.look(made)[0][0] == 1024
+            del made
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        assert c.sums() == [[i << 20 for i in range(16)]]
+        c.let_go()
+        assert eventually(lambda: not objects()), objects()
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 def test_the_owner_dies_while_it_is_spilled(

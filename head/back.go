@@ -282,7 +282,10 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 		w.comeback = comeback{said: true}
 		h.table.Returned(&w.Worker, m.Received) // nothing was sent to it yet
 		h.resuming.legs[w.worker] = &m
-		h.resuming.objects[w.holder()], h.resuming.lent[w.holder()] = m.Objects, m.Lent
+		h.resuming.objects[w.holder()] = m.Objects
+		if m.Lent != nil {
+			h.resuming.lent[w.holder()] = m.Lent
+		}
 		return nil
 	}
 	counts := countsOf(m.Objects)
@@ -298,7 +301,11 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 	}
 	if to := w.holder(); to != 0 {
 		h.leases.Replace(to, counts)
-		h.leases.Borrows(to, countsOf(m.Lent))
+		if m.Lent != nil {
+			h.leases.Borrows(to, countsOf(m.Lent))
+		} else {
+			h.leases.Assume(to)
+		}
 	}
 	ops := h.table.Returned(&w.Worker, m.Received)
 	for _, l := range m.Legs { // it may not have heard that they can go

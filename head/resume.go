@@ -37,7 +37,7 @@ type resuming struct {
 	callers map[*caller]bool
 	legs    map[*worker]*wire.WorkerBack
 	objects map[lease.Holder][]wire.Released
-	lent    map[lease.Holder][]wire.Released // of workers
+	lent    map[lease.Holder][]wire.Released // of workers that say so
 	stored  map[lease.Object]uint32          // what stores have and were told to hold, and where
 	copied  []copiedAt                       // what stores have of others' objects
 	lost    map[*worker]*spec.Error

@@ -30,10 +30,13 @@ func (h *Head) countObjectsLocked(r *resuming) {
 		}
 		// Also what no store was told to hold: it may have been made since.
 		h.leases.Replace(holder, countsOf(objects))
-		if lent, told := r.lent[holder]; told {
+		switch lent, told := r.lent[holder]; {
+		case told:
 			h.leases.Borrows(holder, countsOf(lent))
-		} else {
+		case holder.IsWorker():
 			h.leases.Assume(holder)
+		default: // a script is lent nothing
+			h.leases.Borrows(holder, nil)
 		}
 	}
 }

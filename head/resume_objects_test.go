@@ -124,6 +124,52 @@ func TestObjectsOutliveHeadsAndCuts(t *testing.T) {
 	}
 }
 
+// A worker that comes back without a word on its loans may read all that it has
+// where it lies. One that was lent nothing says so.
+func TestWorkersThatDoNotTellTheirLoans(t *testing.T) {
+	for name, at := range map[string]struct {
+		lent []wire.Released
+		want string
+	}{"says nothing": {nil, "1 1"}, "has none": {[]wire.Released{}, "1 -1"}, "has some": {[]wire.Released{{Object: 1, Count: 1}}, "1 1"}} {
+		for how, crash := range map[string]bool{"a new head": true, "a cut": false} {
+			t.Run(name+", "+how, func(t *testing.T) {
+				shelf, legs, lent := newShelf(), make(chan *fake.Leg, 8), make(chan string, 64)
+				s := newCrashes(t, "1x1", fake.Script{
+					Answer: func(l *fake.Leg) { legs <- l }, Stored: shelf.stored,
+					Objects: func(node int, o wire.Objects) {
+						shelf.objects(node, o)
+						for _, l := range o.Lent {
+							lent <- fmt.Sprintf("%d %d", l.Object, l.Count)
+						}
+					},
+					Holds: func(*fake.Worker) []wire.Released { return []wire.Released{{Object: 1, Count: 1}} },
+					Lent:  func(*fake.Worker) []wire.Released { return at.lent },
+				})
+				c := s.controller()
+				var p spec.Pool
+				must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 10}, &p))
+				info := &wire.ClusterInfo{}
+				must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 1)}, info))
+				to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
+				o := c.post(wire.Frame{
+					Header: wire.Header{Kind: wire.KindCall}, Body: append(to.route(), args(raw(array))...), Bufs: []wire.Buf{object(0, 1)},
+				}, 1)
+				within(t, legs, "a leg").ReturnValue(wire.Value{Raw: []byte{0xc0}})
+				_, err := c.wait(o)
+				must(t, err)
+				tells(t, shelf.told, "hold 1")
+				if crash {
+					s.crashNow()
+				} else {
+					s.fake.Worker("c-0").Cut()
+				}
+				tells(t, lent, at.want)
+				must(t, s.end(c))
+			})
+		}
+	}
+}
+
 func (c *returning) release(n uint64) {
 	body, err := wire.AppendVerb(nil, "release", &wire.Releases{Objects: []wire.Released{{Object: n, Count: 1}}})
 	must(c.t, err)

@@ -18,6 +18,9 @@ type Holder uint64
 // Worker is the holder of a worker's process.
 func Worker(number uint32) Holder { return Holder(number) }
 
+// IsWorker says whether a holder is a worker's process: only those are lent objects.
+func (h Holder) IsWorker() bool { return h>>32 == 0 }
+
 // Caller is the holder of a controller's process.
 func Caller(number uint32) Holder { return 1<<32 | Holder(number) }
 

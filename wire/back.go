@@ -13,12 +13,13 @@ type CallerBack struct {
 
 // WorkerBack (notice back, of a worker) is which legs it has got and was not
 // released of, oldest first, which objects it knows of, and how many of those
-// counts came with where they lie and are read there.
+// counts came with where they lie and are read there. A worker that does not say
+// may read all of them there.
 type WorkerBack struct {
 	Received uint32     `msg:"received"` // legs, ever
 	Legs     []LegBack  `msg:"legs"`
 	Objects  []Released `msg:"objects"`
-	Lent     []Released `msg:"lent"`
+	Lent     []Released `msg:"lent,allownil"`
 	Ready    Ready      `msg:"ready"`
 }
 

@@ -576,12 +576,16 @@ func (z *WorkerBack) MarshalMsg(b []byte) (o []byte, err error) {
 	}
 	// string "lent"
 	o = append(o, 0xa4, 0x6c, 0x65, 0x6e, 0x74)
-	o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
-	for za0003 := range z.Lent {
-		o, err = z.Lent[za0003].MarshalMsg(o)
-		if err != nil {
-			err = msgp.WrapError(err, "Lent", za0003)
-			return
+	if z.Lent == nil { // allownil: if nil
+		o = msgp.AppendNil(o)
+	} else {
+		o = msgp.AppendArrayHeader(o, uint32(len(z.Lent)))
+		for za0003 := range z.Lent {
+			o, err = z.Lent[za0003].MarshalMsg(o)
+			if err != nil {
+				err = msgp.WrapError(err, "Lent", za0003)
+				return
+			}
 		}
 	}
 	// string "ready"
@@ -657,22 +661,27 @@ func (z *WorkerBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				}
 			}
 		case "lent":
-			var zb0004 uint32
-			zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
-			if err != nil {
-				err = msgp.WrapError(err, "Lent")
-				return
-			}
-			if cap(z.Lent) >= int(zb0004) {
-				z.Lent = (z.Lent)[:zb0004]
+			if msgp.IsNil(bts) {
+				bts = bts[1:]
+				z.Lent = nil
 			} else {
-				z.Lent = make([]Released, zb0004)
-			}
-			for za0003 := range z.Lent {
-				bts, err = z.Lent[za0003].UnmarshalMsg(bts)
+				var zb0004 uint32
+				zb0004, bts, err = msgp.ReadArrayHeaderBytes(bts)
 				if err != nil {
-					err = msgp.WrapError(err, "Lent", za0003)
+					err = msgp.WrapError(err, "Lent")
 					return
+				}
+				if z.Lent != nil && cap(z.Lent) >= int(zb0004) {
+					z.Lent = (z.Lent)[:zb0004]
+				} else {
+					z.Lent = make([]Released, zb0004)
+				}
+				for za0003 := range z.Lent {
+					bts, err = z.Lent[za0003].UnmarshalMsg(bts)
+					if err != nil {
+						err = msgp.WrapError(err, "Lent", za0003)
+						return
+					}
 				}
 			}
 		case "ready":

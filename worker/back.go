@@ -82,7 +82,7 @@ func (h *host) resume(conn *wire.Conn) {
 	defer h.mu.Unlock()
 	h.conn, h.away = conn, false
 	h.link.Back(conn, func(objects []wire.Released) {
-		h.noticeLocked("back", &wire.WorkerBack{Received: h.kept.received, Legs: h.kept.back(), Objects: objects, Ready: h.ready})
+		h.noticeLocked("back", &wire.WorkerBack{Received: h.kept.received, Legs: h.kept.back(), Objects: objects, Lent: []wire.Released{}, Ready: h.ready})
 	})
 	for _, l := range h.kept.legs {
 		if l.Done == 1 {

@@ -129,6 +129,9 @@ func (f *fakeHead) hears(want ...string) {
 				if _, err := back.UnmarshalMsg(body); err != nil {
 					f.t.Fatal(err)
 				}
+				if back.Lent == nil {
+					f.t.Error("it does not say that it was lent nothing")
+				}
 				got = fmt.Sprint("back ", back.Received, back.Legs, back.Ready.Pid)
 			}
 		}

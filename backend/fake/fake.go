@@ -42,9 +42,11 @@ type Script struct {
 	Sources func(node int, s wire.Sources)
 	// Holders is told who has handles, as a node's store asked.
 	Holders func(node int, m wire.Holders)
-	// Holds is what a worker that comes back says it knows of, Stored what the
-	// store of a node has; by default nothing.
+	// Holds is what a worker that comes back says it knows of, Lent how much of that
+	// is loans (nil: it does not say), Stored what the store of a node has; by
+	// default nothing.
 	Holds  func(w *Worker) []wire.Released
+	Lent   func(w *Worker) []wire.Released
 	Stored func(node int) []wire.ObjectAt
 	// Unordered: legs may come in another order than that of their numbers, as an
 	// initialize that is run again does.

@@ -149,13 +149,16 @@ func (w *Worker) dial(back uint32) (*wire.Conn, error) {
 // tellBack tells the head what the worker has got and keeps. Called with mu held,
 // so that a result either is among it or is sent after it.
 func (w *Worker) tellBack(conn *wire.Conn) {
-	m := wire.WorkerBack{Received: w.received, Legs: []wire.LegBack{}, Objects: []wire.Released{}}
+	m := wire.WorkerBack{Received: w.received, Legs: []wire.LegBack{}, Objects: []wire.Released{}, Lent: []wire.Released{}}
 	m.Ready.Description = w.agent.script.Class
 	if w.ready != nil {
 		m.Ready = *w.ready
 	}
 	if w.agent.script.Holds != nil {
 		m.Objects = w.agent.script.Holds(w)
+	}
+	if w.agent.script.Lent != nil {
+		m.Lent = w.agent.script.Lent(w)
 	}
 	for _, l := range w.kept {
 		at := wire.LegBack{Seq: l.seq, Call: l.Call, Origin: l.Origin}

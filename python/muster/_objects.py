@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LARGE = 256 << 10  # buffers of so many bytes go into a store
 _CROWD = 8 << 20  # what a frame may carry of smaller ones
+_CALLERS = 1 << 32  # numbers of holders from here on are no workers
 _TOLD = 1 << 32  # numbers of segments below this are told to others
 _SMALL = 4 << 10  # with more than that, buffers from here on go too
 
@@ -137,7 +138,7 @@ class Ledger:
         self.at_end = flusher(self.flush)
         #: Objects and counts, for the head; with a count of 0 it is a loan that is given back.
         self.given_back: list[tuple[int, int]] = []
-        self.loans = loans = Loans()
+        self.loans = loans = Loans(lends=self._where[3] < _CALLERS)
         self.fresh, self.read = loans.fresh, loans.read  # what `settle` is about
         #: The call that runs, if its reply takes along what was given back of its own arguments:
         #: until then the head holds those for the call anyway. Else 0.
@@ -179,25 +180,38 @@ class Ledger:
         are some, ``fresh`` or ``read``."""
         with self._sorting, self.counting:
             self._sort()
-            self.given_back += self.loans.settle(call)
+            self.loans.settle(call, self.given_back)
         if self.ended:  # by a finalizer that found us sorting
             self.flush()
 
     def _sort(self) -> None:
+        loans, fresh, kept = self.loans, self.fresh, self.loans.kept
         while self.ended:
-            ending = self.ended[0]
+            if loans.came:
+                loans.count()
+                continue
+            ending = self.ended[0]  # no call since: if it came without a loan, it is counted
             account = ending.entry
             endings.pop(id(ending), None)  # as in forget
             for borrowed in account.borrowed:  # not to be seen any more when others are told
                 borrowed.give_back(account)
-            self.fresh.pop(id(account), None)
-            if self.loans.busy() and self.loans.gone(account):
-                self.given_back += [(account.object, 0)]
+            object = account.object
+            if fresh:
+                call = account.call
+                held = fresh.get(call)
+                if held is account:
+                    del fresh[call]
+                elif held is not None:
+                    loans.leave(account)
+            lent = (object in kept or self.read) and loans.gone(account)
             # No call between the two steps, after which a signal handler could run.
             if account.count:
                 if account.leg != self.leg:
                     self._pressing = True
-                self.given_back += [(account.object, account.count)]
+                if lent:
+                    self.given_back += [(object, 0), (object, account.count)]
+                else:
+                    self.given_back += [(object, account.count)]
                 del self.ended[0]
             elif account.maker is not None and account.object:
                 account.maker.freed += [account.object]
@@ -304,7 +318,7 @@ class Right:
         account.ledger = ledger
         account.object = object
         account.maker = maker
-        account.segment = account.leg = account.count = 0
+        account.segment = account.leg = account.call = account.count = 0
         account.borrowed = account.lines = ()
         when_gone(self, account, ledger.ended, ledger.at_end)
 
@@ -494,10 +508,13 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False, call: int = 0) -> None:
             account.count = 0
             account.borrowed = account.lines = ()
             account.leg, account.segment = (ledger.leg, segment) if leg else (0, 0)
+            account.call = call
             right.account = account
             if account.segment:
-                account.call = call
-                ledger.fresh[id(account)] = account
+                if ledger.fresh.setdefault(call, account) is not account:
+                    ledger.loans.join(account)
+            elif ledger.loans.lends:
+                ledger.loans.came.append(account)
             when_gone(right, account, ledger.ended, ledger.at_end)
             stored.right = right
             stored.offset = offset
@@ -520,12 +537,14 @@ def _claim(bufs: Any, ledger: Ledger, leg: bool, call: int) -> None:
             right = rights.get(buf.object)
             if right is None:
                 right = rights[buf.object] = Right(ledger, buf.object)
+                account = right.account
                 if leg:
-                    account = right.account
                     account.leg, account.call = ledger.leg, call
                     account.segment = buf.segment
-                    if buf.segment:
-                        ledger.fresh[id(account)] = account
+                if account.segment:
+                    ledger.loans.join(account)
+                elif ledger.loans.lends:
+                    ledger.loans.came.append(account)
             bufs[i] = Stored(right, buf.offset, buf.length)
     for right in rights.values():
         right.account.count = 1
@@ -571,6 +590,8 @@ def name(
             told.append(account)
             account.lines += (line,)
             account.count += 1
+            if account.ledger.loans.lends:
+                account.ledger.loans.came.append(account)
             new = True
             if account.segment < _TOLD:
                 segment = account.segment

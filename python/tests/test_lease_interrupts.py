@@ -15,6 +15,8 @@ import pytest
 from fakestore import Stores
 from test_leases import content, publish, put, received, stores
 
+from muster import _objects, _wire
+
 __all__ = ["stores"]  # a fixture
 
 
@@ -86,6 +88,52 @@ def test_interrupts_at_any_point_lose_nothing(
         store.drop(number)  # as the head
     assert interrupted > 20 and len(store.clients) == 1
     store.wait_for(lambda: not store.objects)
+
+
+def test_interrupts_at_any_point_lose_no_end_of_a_loan(
+    stores: Stores, alarms: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # as above
+    ledger, chance = stores.ledger, random.Random(2)
+    ledger.loans.lends = True  # as a worker's
+    made = put(1)
+    _objects.name([made], ledger, object(), [])
+    number, segment = made.right.object, made.right.account.segment
+    counts, loans = 1, 0  # as the head has them
+    interrupted = call = 0
+    deadline = time.monotonic() + 5
+    kept: list[Any] = []
+    while interrupted < 300 and time.monotonic() < deadline:
+        call += 1
+        legs: list[list[Any]] = []
+        for _ in range(4):
+            legs.append([_wire.Reference(number, 0, 1 << 20, False, segment)])
+            _objects.claim(legs[-1], ledger, leg=True, call=call)
+        counts, loans = counts + 4, loans + 4
+        kept.append(legs[0])
+        view = legs[1][0].root() if call % 2 else None
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 1e-4))
+                legs.pop()
+                ledger.settle(call)
+                del view
+                kept = kept[-4:]
+                legs.clear()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except Stop:
+            interrupted += 1
+        view = None
+        legs.clear()
+    for later in range(call, call + 200):  # what was interrupted is made good
+        ledger.settle(later)
+    for _, count in ledger.given_back:
+        counts, loans = counts - count, loans - (not count)
+    assert interrupted > 20
+    assert loans == 0 and counts == 1 + len(kept) and not ledger.fresh and not ledger.read
+    kept.clear()
+    assert ledger.loans.kept == {number: 1}, "made here"
 
 
 def test_a_signal_handler_may_use_the_store_that_it_interrupted(stores: Stores) -> None:
