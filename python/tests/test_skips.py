@@ -55,3 +55,15 @@ def test_a_file_that_does_not_say_what_it_needs(tmp_path: Path, repository: Path
     )
     status, said = run(tmp_path, repository, "numpy")
     assert status != 0 and "not today" in said and "skipped, but may not be" in said, said
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.14"])
+def test_every_python_has_a_torch_to_test_with(version: str, repository: Path) -> None:
+    """Of the rest, Python 3.10 gets what there is for it."""
+    requirements = pytest.importorskip("packaging.requirements", reason="needs packaging: it reads")
+    lines = (repository / "python/requirements-torch.txt").read_text().splitlines()
+    found = [requirements.Requirement(line) for line in lines if not line.startswith("#")]
+    there = {"python_version": version}
+    names = [one.name for one in found if one.marker is None or one.marker.evaluate(there)]
+    frames = [] if version == "3.10" else ["polars", "duckdb", "pandas", "datasets"]
+    assert names == ["torch", "tensordict", *frames]
