@@ -22,7 +22,6 @@ RAY_USUAL := 2.60.*
 RAY       ?= $(RAY_USUAL)
 VENV_RAY  := build/venv-ray$(if $(filter-out $(RAY_USUAL),$(RAY)),-$(RAY))
 VENV_TORCH := build/venv-torch
-TORCH      := torch==2.15.* tensordict==0.15.*
 PY       := $(VENV)/bin/python
 LDFLAGS  := -s -w -X github.com/muster-rl/muster/wire.Release=$(VERSION)
 # Without cgo and without paths of this machine, so that a binary runs on any
@@ -146,14 +145,15 @@ $(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/mus
 
 .PHONY: test-torch
 test-torch: venv $(VENV_TORCH)/.ready ## the tests that need torch, tensordict or data frames: tensors and frames of batches, ROLL's and AReaL's interfaces (TESTS= picks files)
-	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,torch,polars,duckdb,pandas,datasets}" $(VENV_TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not ray" $(PYTEST_ARGS) $(or $(TESTS),$(TORCH_TESTS))
+	frames=$$($(VENV_TORCH)/bin/python -c 'import sys; print(",polars,duckdb,pandas,datasets" * (sys.version_info >= (3, 11)))'); \
+	MUSTER_REQUIRE="$${MUSTER_REQUIRE:+$$MUSTER_REQUIRE,torch$$frames}" $(VENV_TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile -m "not ray" $(PYTEST_ARGS) $(or $(TESTS),$(TORCH_TESTS))
 
 TORCH_TESTS := $(addprefix python/tests/,test_batch_torch.py test_batch_cuda.py test_batch_frames.py test_batch_property.py test_columns.py test_values.py) $(wildcard python/tests/compat e2e/compat_*_test.py)
 
-$(VENV_TORCH)/.ready: python/pyproject.toml python/requirements-dev.txt python/requirements-frames.txt python/muster/_version.py
-	@echo "making $(VENV_TORCH) with $(TORCH), polars, duckdb, pandas and datasets, once (6.1 GB)"
+$(VENV_TORCH)/.ready: python/pyproject.toml python/requirements-dev.txt python/requirements-torch.txt python/muster/_version.py
+	@echo "making $(VENV_TORCH) with torch, tensordict, polars, duckdb, pandas and datasets, once (6.1 GB)"
 	@[ -x $(VENV_TORCH)/bin/python ] || $(PYTHON) -m venv $(VENV_TORCH) || { rm -rf $(VENV_TORCH); exit 1; }
-	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt -r python/requirements-frames.txt $(TORCH)
+	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt -r python/requirements-torch.txt
 	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 

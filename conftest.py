@@ -6,7 +6,7 @@ and can be found and told by name. Session folders go into a folder of this
 test run's own, which has to be empty again after each test.
 
 Skips are told as "needs WHAT: why" (pytest.importorskip does so in its own
-words); where MUSTER_REQUIRE names WHAT (a list by
+words), of a test or of a whole file; where MUSTER_REQUIRE names WHAT (a list by
 commas, as in .ci/run) such a skip is a failure, and so is one that does not say
 what it needs.
 """
@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import pytest
 
@@ -177,7 +177,21 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turns a skip that may not be one into a failure."""
-    report = yield
+    return _held_to_what_is_required((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for files that skip as a whole, before they have tests."""
+    return _held_to_what_is_required((yield))
+
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+
+
+def _held_to_what_is_required(report: _Report) -> _Report:
     required = {w for w in os.environ.get("MUSTER_REQUIRE", "").split(",") if w}
     if report.skipped and required and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

@@ -15,12 +15,12 @@ import json
 import os
 import stat
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import _arrays, _blocks, _columns, _elements, _pickling
+from . import _arrays, _blocks, _columns, _elements, _frames, _pickling
 from ._batch import Batch
 from ._columns import Array, Column, Fixed, Ragged
 from ._errors import EncodingError
@@ -242,19 +242,15 @@ def _shape(pa: Any, kind: Any) -> list[int]:
 def from_table(table: Any, pickle: bool) -> Batch:
     """The batch of a table, or of what pyarrow makes one of."""
     pa = _pyarrow()
+    beside: dict[str, Any] = {}
     if not isinstance(table, pa.Table):
-        table = pa.table(table)
-    names = table.column_names
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"the table has several columns called {', '.join(map(repr, twice))}: rename them, "
-            "as by table.rename_columns"
-        )
+        table, beside = _table_and_rest(pa, table)
+    _check_once(table.column_names)
     columns = {
         field.name: column_value(field.name, column, field.metadata, pickle)
         for field, column in zip(table.schema, table.columns, strict=True)
     }
+    columns = {**beside, **columns}  # in the order of the frame
     metadata = table.schema.metadata or {}
     meta = None
     if _META in metadata:
@@ -264,6 +260,47 @@ def from_table(table: Any, pickle: bool) -> Batch:
     if not columns and table.num_rows:
         raise ValueError(f"a table of {table.num_rows} rows without columns")
     return Batch(columns, meta)
+
+
+def _check_once(names: Sequence[Any]) -> None:
+    twice = sorted({str(name) for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"the table has several columns called {', '.join(map(repr, twice))}: rename them, "
+            "as by table.rename_columns"
+        )
+
+
+def _table_and_rest(pa: Any, frame: Any) -> tuple[Any, dict[str, Any]]:
+    """A data frame as a table, and all its columns in order where Arrow has no type for some:
+    those with their values, the others with None."""
+    apart = _frames.apart(frame)
+    if not apart:
+        return _table_of(pa, frame), {}
+    names = list(frame.columns)
+    _check_once(names)
+    rest = {str(name): np.asarray(frame[name]) if name in apart else None for name in names}
+    others = frame.drop(columns=apart) if hasattr(frame, "iloc") else frame.drop(apart)
+    return _table_of(pa, others), rest
+
+
+def _table_of(pa: Any, frame: Any) -> Any:
+    try:
+        return pa.table(frame)
+    except pa.ArrowException:
+        for name in getattr(frame, "columns", ()):
+            _chunked(pa, name, frame[name])  # says which it is
+        raise
+
+
+def _chunked(pa: Any, name: Any, series: Any) -> Any:
+    try:
+        return pa.chunked_array(series)
+    except pa.ArrowException as error:
+        raise TypeError(
+            f"column {name!r} of {getattr(series, 'dtype', type(series))} cannot be read by Arrow: "
+            f"{error}: cast it to a type that Arrow has, or pass it as a list"
+        ) from error
 
 
 def _unpickle(what: str, data: Any, pickle: bool) -> Any:
@@ -336,7 +373,7 @@ def column_value(name: str, data: Any, metadata: Any, pickle: bool = False) -> A
 
 def series_value(name: str, series: Any) -> Any:
     """What a data frame has as a column, which Arrow can read, as a column."""
-    return column_value(name, _pyarrow().chunked_array(series), None)
+    return column_value(name, _chunked(_pyarrow(), name, series), None)
 
 
 def _one_array(pa: Any, data: Any) -> Any:

@@ -72,7 +72,7 @@ class Batch:
             piece = Piece(Block(given, None), range(self._rows))
             self._parts.append(Part({name: name for name in given}, [piece]))
         self._cut: Cut | None = None
-        self._metas: list[_metas.Meta] = [_metas.Meta(meta)] if meta else []
+        self._metas: list[_metas.Meta] = _metas.given(meta)
         self._cache: dict[str, Any] = {}
         self._came = self._one = self._look = None
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _blame, _pickling
+from . import _blame, _frames, _pickling
 from ._columns import Array, Column, Fixed, Packed, Ragged, type_of
 from ._errors import EncodingError
 from ._rows import MAX_ROWS
@@ -132,11 +132,13 @@ def _is_arrow(value: Any) -> bool:
 
 
 def _is_series(value: Any) -> bool:
-    """A column of a data frame whose type is not numpy's, and so may have nulls."""
+    """A column of a data frame whose type is Arrow's and not numpy's, and so may have nulls."""
+    dtype = getattr(value, "dtype", None)
     return (
         hasattr(value, "__arrow_c_stream__")
         and not hasattr(value, "columns")
-        and not isinstance(getattr(value, "dtype", None), np.dtype)
+        and not isinstance(dtype, np.dtype)
+        and _frames.in_arrow(dtype)
     )
 
 

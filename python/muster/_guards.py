@@ -9,17 +9,34 @@ from typing import TypeGuard
 
 @functools.lru_cache(maxsize=4)
 def guarded(path: str) -> frozenset[str]:
-    """The functions and classes that the script at a path defines there, by name."""
-    found: set[str] = set()
-    lines = [line for top in _body(path) if is_guard(top) for line in top.body]
+    """The names that the script at a path defines there, or assigns: a class may be made by a call,
+    as of namedtuple. One that it defines elsewhere and assigns there is what it was."""
+    body = _body(path)
+    defined, assigned = _names([line for top in body if is_guard(top) for line in top.body])
+    elsewhere, _ = _names([top for top in body if not is_guard(top)])
+    return frozenset(defined | (assigned - elsewhere))
+
+
+def _names(lines: list[ast.stmt]) -> tuple[set[str], set[str]]:
+    """What lines define, and what they assign, by name."""
+    defined: set[str] = set()
+    assigned: set[str] = set()
     while lines:
         line = lines.pop()
         if isinstance(line, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(line.name)
+            defined.add(line.name)
+        elif isinstance(line, (ast.Assign, ast.AnnAssign)):
+            targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+            inside = [one for target in targets for one in ast.walk(target)]
+            assigned |= {
+                one.id
+                for one in inside
+                if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            }
         else:  # what is inside of if, with, try, match and loops
-            inside = ast.iter_child_nodes(line)
-            lines += [one for one in inside if not isinstance(one, ast.expr)]  # type: ignore[misc]
-    return frozenset(found)
+            nodes = ast.iter_child_nodes(line)
+            lines += [one for one in nodes if not isinstance(one, ast.expr)]  # type: ignore[misc]
+    return defined, assigned
 
 
 @functools.lru_cache(maxsize=4)

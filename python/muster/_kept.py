@@ -132,9 +132,8 @@ def keep(value: Any) -> Kept | Laid:
             at += _aligned(view.nbytes)
     parts = [view.nbytes if view.nbytes >= _objects.LARGE else bytes(view) for view in views]
     kind = f"{Kept.__module__}:{Kept.__qualname__}"
-    batch = Batch(
-        {_COLUMN: data.reshape(rows, width)}, {_metas.CLASS: kind, "body": body, "parts": parts}
-    )
+    batch = Batch({_COLUMN: data.reshape(rows, width)})
+    batch = _metas.stand_for(batch, kind, {"body": body, "parts": parts})
     batch._encode([])  # into the store now: its maker may change the array
     return Kept(body, parts, batch)
 

@@ -145,6 +145,29 @@ CLASS = "muster.class"
 _CLASS_KEY = msgpack.packb(CLASS)
 
 
+def given(meta: Mapping[Any, Any] | None) -> list[Meta]:
+    """The metas of a batch to which somebody gave one."""
+    return [Meta(checked(meta))] if meta else []
+
+
+def checked(meta: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """ValueError for a meta that would have whoever gets its batch import a class: it may come
+    from anywhere. A class that travels as a batch says so by `stand_for`."""
+    if CLASS in meta:
+        raise ValueError(
+            f"the meta of a batch may not have the key {CLASS!r}, which would have workers import "
+            f"{meta[CLASS]!r}: leave it out, or call it something else"
+        )
+    return meta
+
+
+def stand_for(batch: Any, said: str | list[Any], meta: Mapping[Any, Any]) -> Any:
+    """The batch, as one that stands for an object of a class: its path, or a list that begins
+    with it; whoever gets it gets the object."""
+    batch._metas = [Meta({CLASS: said, **checked(meta)})]
+    return batch
+
+
 def adopted(batch: Any, meta: Meta) -> Any:
     """The object that a batch stands for, where its meta says so; else the batch.
 
@@ -198,7 +221,7 @@ class Look:
 def changed(metas: Sequence[Meta], entries: Mapping[Any, Any]) -> list[Meta]:
     """The metas of a batch with other entries."""
     look = Look(metas)
-    look.values.update(entries)
+    look.values.update(checked(entries))
     if MERGED in entries:
         look.seen = None  # new, even where they are equal
     return look.metas()

@@ -11,6 +11,7 @@ import copyreg
 import functools
 import io
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +77,21 @@ def _names_what_is_not_there(data: bytes) -> bool:
     """Whether a pickle may name something of ``__main__`` that has to go by value."""
     if b"__main__" not in data:
         return False
-    return not main_importable() or any(name.encode() in data for name in _guarded())
+    return not main_importable() or _naming(_guarded()).search(data) is not None
+
+
+@functools.lru_cache(maxsize=4)
+def _naming(names: frozenset[str]) -> re.Pattern[bytes]:
+    """What finds a text in a pickle that is one of some names, or begins with one and a dot."""
+    encoded = [name.encode() for name in sorted(names)]
+    whole = [re.escape(bytes([len(name)]) + name) for name in encoded if len(name) < 256]
+    first = [re.escape(name) for name in encoded]
+    if not names:
+        return re.compile(rb"(?!)")
+    return re.compile(
+        rb"\x8c(?:%s|.(?:%s)\.)" % (b"|".join(whole), b"|".join(first)),  # SHORT_BINUNICODE
+        re.DOTALL,
+    )
 
 
 def dumps(obj: object, room: int = 0) -> tuple[bytes, list[Any]]:

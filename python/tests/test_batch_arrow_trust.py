@@ -1,7 +1,8 @@
-"""Who writes a table does not run code here: nothing of it is unpickled unasked."""
+"""Who writes a table does not run code here: nothing of it is unpickled unasked, or imported."""
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,16 @@ def test_a_type_that_cannot_be(type: str) -> None:
         Batch.from_arrow(table)
     with pytest.raises(ValueError, match="column 'x' is said to be of type"):
         Batch.from_arrow(typed("|V1:pickle:00", BYTES), pickle=True)
+
+
+def test_no_table_has_workers_import_a_class() -> None:
+    meta = {"muster.class": "this:x"}
+    refused = r"'muster\.class', which would have workers import 'this:x'"
+    table = pa.table({"x": [1, 2]})
+    plain = table.replace_schema_metadata({"muster.meta": json.dumps(meta)})
+    for take in (Batch.from_arrow, Batch.of):
+        with pytest.raises(ValueError, match=refused):
+            take(plain)
+    pickled = table.replace_schema_metadata({"muster.meta.pickle": pickle.dumps(meta)})
+    with pytest.raises(ValueError, match=refused):
+        Batch.from_arrow(pickled, pickle=True)

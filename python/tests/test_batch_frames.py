@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schemas import check, same
+from schemas import check, objects, same
 
 from muster import Batch
 
@@ -95,6 +95,22 @@ def test_frames_of_polars_come_in() -> None:
     check(Batch.of(pl.concat([twice, twice], rechunk=False))[2:], expected)
 
 
+def test_columns_of_polars_that_arrow_lacks() -> None:
+    pl: Any = pytest.importorskip("polars")
+    things = [{1}, "a", None]
+    series = {"x": pl.Series([1, 2, 3]), "o": pl.Series(things, dtype=pl.Object), "t": ["a"] * 3}
+    expected = {"x": np.array([1, 2, 3]), "o": objects(things), "t": ["a"] * 3}
+    for batch in (Batch(series), Batch.of(pl.DataFrame(series))):
+        assert batch.columns == ["x", "o", "t"]
+        check(batch, expected)
+    check(Batch.of(pl.DataFrame({"o": series["o"]})), {"o": objects(things)})
+    for kind, value in ((pl.Int128, 1 << 70), (pl.List(pl.Int128), [1 << 70])):
+        large = {"x": [1], "large": pl.Series([value], dtype=kind)}
+        for take, given in ((Batch, large), (Batch.of, pl.DataFrame(large))):
+            with pytest.raises(TypeError, match=r"column 'large' of .*Int128.* by Arrow: .*: cast"):
+                take(given)
+
+
 # --- DuckDB ------------------------------------------------------------------------------
 
 
@@ -140,6 +156,42 @@ def test_frames_of_pandas_come_in() -> None:
     expected = {"x": np.array([1, 2]), "t": ["a", None], "c": ["b", "a"], "n": [1, None]}
     check(Batch.of(frame), expected)
     check(Batch({name: frame[name] for name in frame}), expected)
+
+
+def test_columns_of_pandas_that_arrow_lacks() -> None:
+    pd: Any = pytest.importorskip("pandas")
+    months = pd.period_range("2020-01", periods=2, freq="M")
+    steps = pd.interval_range(0, 2)
+    frame = pd.DataFrame(
+        {
+            "x": [1, 2],
+            "month": months,
+            "step": steps,
+            "months": pd.Categorical(list(months)),
+            "few": pd.arrays.SparseArray([0, 5]),
+            "zone": pd.to_datetime(["2024-01-01", None], utc=True),
+            "yes": pd.array([True, None], dtype="boolean"),
+            "s": pd.array(["a", None], dtype="string"),
+            "arrow": pd.array([1, 2], dtype="int64[pyarrow]"),
+        }
+    )
+    expected = {
+        "x": np.array([1, 2]),
+        "month": objects(list(months)),
+        "step": objects(list(steps)),
+        "months": objects(list(months)),
+        "few": np.array([0, 5]),
+        "zone": np.array(["2024-01-01", "NaT"], "<M8[us]"),
+        "yes": [True, None],
+        "s": ["a", None],
+        "arrow": np.array([1, 2]),
+    }
+    for batch in (Batch.of(frame), Batch({name: frame[name] for name in frame})):
+        assert batch.columns == list(frame)
+        check(batch, expected)
+    check(Batch.of(frame[["month"]]), {"month": objects(list(months))})
+    with pytest.raises(ValueError, match="several columns called 'month'"):
+        Batch.of(frame[["month", "month"]])
 
 
 # --- datasets ----------------------------------------------------------------------------

@@ -51,7 +51,8 @@ class DataProto:
             batch = Batch({_ROWS: np.zeros(len(self), np.bool_)})
         kind = f"{type(self).__module__}:{type(self).__qualname__}"
         # What is sent is a part of its own: as in concat, the metas of all ranks count.
-        meta = _metas.Meta({_metas.CLASS: kind, **self.meta_info}, _metas.new_origin())
+        values = {_metas.CLASS: kind, **_metas.checked(self.meta_info)}
+        meta = _metas.Meta(values, _metas.new_origin())
         return Batch._of(len(batch), batch._live(), None, [meta])
 
     @classmethod
