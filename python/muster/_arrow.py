@@ -13,10 +13,12 @@ import decimal
 import errno
 import json
 import os
+import re
 import stat
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -184,13 +186,13 @@ def export(batch: Batch, path: str | os.PathLike[str]) -> None:
     """Write a file in the format that its suffix names."""
     pa = _pyarrow()
     where = os.fspath(path)
-    suffix = os.path.splitext(where)[1]
+    suffix = os.path.splitext(urlsplit(where).path if _is_uri(where) else where)[1]
     if suffix not in (".parquet", ".arrow", ".feather"):
         raise ValueError(f"a batch is exported to .parquet, .arrow or .feather, not {where!r}")
     table = to_table(batch, plain=True)
     if suffix != ".parquet":
         feather = _arrays.importing("pyarrow.feather")
-        _written(where, lambda to: feather.write_feather(table, to, compression="uncompressed"))
+        _put(where, lambda to: feather.write_feather(table, to, compression="uncompressed"))
         return
     for field in table.schema:
         shape = _shape(pa, field.type)
@@ -200,7 +202,23 @@ def export(batch: Batch, path: str | os.PathLike[str]) -> None:
                 "which Parquet cannot hold: drop it, or export to .arrow"
             )
     parquet = _arrays.importing("pyarrow.parquet")
-    _written(where, lambda to: parquet.write_table(table, to))
+    _put(where, lambda to: parquet.write_table(table, to))
+
+
+def _is_uri(where: str) -> bool:
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", where) is not None
+
+
+def _put(where: str, write: Callable[[Any], None]) -> None:
+    """Have a file written to a path, or to a file system that pyarrow has, by its URI."""
+    if _is_uri(where):
+        fs = _arrays.importing("pyarrow.fs")
+        system, where = fs.FileSystem.from_uri(where)
+        if not isinstance(system, fs.LocalFileSystem):
+            with system.open_output_stream(where) as to:
+                write(to)
+            return
+    _written(where, write)
 
 
 def _written(where: str, write: Callable[[str], None]) -> None:

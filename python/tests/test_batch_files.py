@@ -92,6 +92,27 @@ def test_where_no_file_can_be(tmp_path: Path) -> None:
         Batch({"x": [1]}).export(tmp_path / "y.arrow")
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_has_a_scheme_is_no_path(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Batch({"x": [1]}).export(f"file://{tmp_path}/x{suffix}")
+    check(read(tmp_path / f"x{suffix}"), {"x": [1]})
+    Batch({"x": [1]}).export(f"mock:///y{suffix}")  # a file system of Arrow's, in memory
+    Batch({"x": [1]}).export(f"mock:///y{suffix}?option=a.b")
+    with pytest.raises(ValueError, match="Unrecognized filesystem type in URI: nowhere://"):
+        Batch({"x": [1]}).export(f"nowhere://bucket/z{suffix}")
+    with pytest.raises(FileNotFoundError, match="the batch was not exported"):
+        Batch({"x": [1]}).export(f"file://{tmp_path}/none/x{suffix}")
+    with pytest.raises(ValueError, match=r"exported to \.parquet, \.arrow or \.feather, not 'mock"):
+        Batch({"x": [1]}).export(f"mock:///y?option=a{suffix}")
+    assert os.listdir(tmp_path) == [f"x{suffix}"]
+    Path("a:").mkdir()
+    Batch({"x": [2]}).export(f"a:/x{suffix}")
+    check(read(tmp_path / "a:" / f"x{suffix}"), {"x": [2]})
+
+
 class Apart(int):
     """Equal to an int, and none."""
 
