@@ -16,7 +16,7 @@ import pytest
 import muster
 from muster.compat.areal import Job, MusterScheduler, RTensor, SchedulingSpec, _tensors
 from muster.compat.areal.stand_in import rtensor
-from muster.compat.areal.stand_in.serialization import deserialize_value
+from muster.compat.areal.stand_in.serialization import deserialize_value, serialize_value
 from running import session
 
 torch: Any = pytest.importorskip("torch")
@@ -104,3 +104,38 @@ def test_tensors_for_those_who_speak_http(scheduler: MusterScheduler) -> None:
     assert (cleared["cleared_count"], cleared["num_tensors"]) == (1, 0)
     with pytest.raises(RuntimeError, match="404"):
         by_http.fetch([kept[0].shard])
+
+
+def test_the_service_that_has_them_may_die(scheduler: MusterScheduler) -> None:
+    worker = scheduler.get_workers("actor")[0]
+    address = f"{worker.ip}:{worker.worker_ports[0]}"
+    body = json.dumps({"shard_ids": []}).encode()
+    request = urllib.request.Request(f"http://{address}/data/clear", body, method="DELETE")
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        assert json.loads(reply.read())["num_tensors"] == 0
+    assert muster.list_services() == [], "nothing is made to have nothing"
+    rows = torch.arange(1 << 17)
+    kept, more = echoed(scheduler, 0, rows, rows[:3])
+    assert torch.equal(kept.to_local(), rows)
+    echoed(scheduler, 1, rows)
+    muster.get_service(_tensors.SERVICE).kill_process()
+    with pytest.raises(RuntimeError, match=f"lost: {_tensors.SERVICE}, the service.*died"):
+        more.to_local()
+    for index in (0, 1):
+        assert torch.equal(echoed(scheduler, index, rows)[0].to_local(), rows)
+    with pytest.raises(RuntimeError, match=f"lost: {_tensors.SERVICE}"):
+        more.to_local()  # of the one before
+    with pytest.raises(Exception, match=f"lost: {_tensors.SERVICE}"):
+        echoed(scheduler, 1, more)
+    asyncio.run(RTensor.clear_node(address, [more.shard.shard_id]))
+
+
+def test_a_shard_that_a_client_names(scheduler: MusterScheduler) -> None:
+    worker = scheduler.get_workers("actor")[0]
+    home, name = f"{worker.ip}:{worker.worker_ports[0]}", f"{_tensors._MARK}of-a-client"
+    body = json.dumps(serialize_value(torch.ones(3))).encode()
+    request = urllib.request.Request(f"http://{home}/data/{name}", body, method="PUT")
+    urllib.request.urlopen(request, timeout=60).close()
+    by_http = rtensor.HttpRTensorBackend()
+    [found] = by_http.fetch([rtensor.TensorShardInfo(name, home)])
+    assert torch.equal(found, torch.ones(3)) and muster.list_services() == []

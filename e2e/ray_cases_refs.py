@@ -318,6 +318,7 @@ def a_group_that_is_not_ready_yet() -> None:
     ray.wait([waiting], timeout=0.5)
     assert ray.get(queue.size.remote(), timeout=60) == 0  # it answers meanwhile
     remove_placement_group(other)
+    raises(ray.exceptions.RayError, lambda: ray.get(dropped, timeout=60))
     remove_placement_group(held)
     assert ray.get(ref, timeout=60) == group
     assert ray.get(group.ready(), timeout=60) == group and group.wait(1)

@@ -27,8 +27,8 @@ type caller struct {
 
 	ctx    context.Context // ends when it is gone
 	cancel context.CancelFunc
-	busy   sync.WaitGroup  // requests being worked on
-	asked  map[uint64]bool // by id
+	busy   sync.WaitGroup                // requests being worked on
+	asked  map[uint64]context.CancelFunc // what gives one up, by id
 
 	bytes   int // of arguments of its unanswered calls
 	answers keeping
@@ -49,7 +49,7 @@ type callerConn struct {
 
 // addCaller registers a controller. Called with mu held.
 func (h *Head) addCaller(w *worker, pid int) *caller {
-	c := &caller{h: h, number: h.numberLocked(), worker: w, pid: pid, asked: map[uint64]bool{}}
+	c := &caller{h: h, number: h.numberLocked(), worker: w, pid: pid, asked: map[uint64]context.CancelFunc{}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	h.callers[c.number] = c
 	return c
@@ -112,28 +112,33 @@ func (c *callerConn) notice(f *wire.Frame, verb string, rest []byte, b *batch) e
 func (c *callerConn) request(f *wire.Frame, verb string, rest []byte, b *batch) error {
 	id, body := f.ID, append([]byte(nil), rest...)
 	if verb == "pool.release" { // quick, and before what its sender asks for next
-		c.respond(id, verb, body, nil)
+		c.respond(c.ctx, id, verb, body, nil)
 		return nil
 	}
 	c.h.mu.Lock()
-	under := c.asked[id]
-	c.asked[id] = true
+	_, under := c.asked[id]
+	ctx, cancel := context.WithCancel(c.ctx)
+	if !under {
+		c.asked[id] = cancel
+	}
 	given := c.givenLocked(f, under, b)
 	c.h.mu.Unlock()
 	if under { // it was cut off while it waited: it is answered once, where it is by then
+		cancel()
 		return nil
 	}
 	c.busy.Add(1)
 	go func() {
 		defer c.busy.Done()
-		c.respond(id, verb, body, given)
+		defer cancel()
+		c.respond(ctx, id, verb, body, given)
 	}()
 	return nil
 }
 
 // respond answers one request, which may have come with buffers.
-func (c *caller) respond(id uint64, verb string, body []byte, given *setup) {
-	resp, err := c.serve(id, verb, body, given)
+func (c *caller) respond(ctx context.Context, id uint64, verb string, body []byte, given *setup) {
+	resp, err := c.serve(ctx, id, verb, body, given)
 	c.h.dropUnused(given)
 	if err == nil {
 		body, err = resp.MarshalMsg(nil)
@@ -160,17 +165,17 @@ func (c *caller) respond(id uint64, verb string, body []byte, given *setup) {
 	}
 }
 
-// serve answers one request.
-func (c *caller) serve(id uint64, verb string, body []byte, given *setup) (marshaler, error) {
+// serve answers one request; of those that may take long, one for a pool can be given up.
+func (c *caller) serve(ctx context.Context, id uint64, verb string, body []byte, given *setup) (marshaler, error) {
 	h := c.h
-	origin := uint64(c.number)<<32 | id&0xffffffff
+	origin := c.origin(id)
 	switch verb {
 	case "pool.create":
 		var req wire.PoolCreate
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		return orError(h.createPool(c.ctx, c, origin, &req))
+		return orError(h.createPool(ctx, c, origin, &req))
 	case "pool.look":
 		var req wire.PoolCreate
 		if err := parse(verb, &req, body); err != nil {
@@ -337,9 +342,25 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 		}
 		return nil
 	}
-	c.endLocked(f, b)
+	if !c.endLocked(f, b) && f.Kind == wire.KindCancel {
+		c.giveUpLocked(f.ID)
+	}
 	return nil
 }
+
+// giveUpLocked ends a request for a pool: nothing is reserved for it any more, and what
+// was, of which its asker has not heard, is free again.
+func (c *caller) giveUpLocked(id uint64) {
+	if cancel := c.asked[id]; cancel != nil {
+		cancel()
+	}
+	if p := c.h.madeLocked(c.origin(id)); p != nil {
+		c.h.giveBackLocked(p)
+	}
+}
+
+// origin names a request of its in all that comes of it.
+func (c *caller) origin(id uint64) uint64 { return uint64(c.number)<<32 | id&0xffffffff }
 
 // endLocked takes Cancel and Expire, and says whether there is such a call.
 func (c *caller) endLocked(f *wire.Frame, b *batch) bool {

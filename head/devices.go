@@ -150,10 +150,14 @@ func (h *Head) letGo(id int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if p := h.pools[id]; p != nil {
-		p.released = true
-		h.releaseLocked(p)
-		h.notePoolLocked(p)
+		h.giveBackLocked(p)
 	}
+}
+
+func (h *Head) giveBackLocked(p *pool) {
+	p.released = true
+	h.releaseLocked(p)
+	h.notePoolLocked(p)
 }
 
 // endUsers ends the clusters that use a pool.

@@ -191,6 +191,36 @@ func TestPoolWaits(t *testing.T) {
 	must(t, within(t, waits, "what was held"))
 }
 
+// A request for a pool that is given up takes nothing, and gives back what it took.
+func TestAPoolIsGivenUp(t *testing.T) {
+	r := newRig(t, setup{virtual: "1x2"})
+	held := r.pool(2, 1)
+	all := &wire.PoolCreate{PerNode: 2, Nodes: 1, Timeout: 60, Wait: true}
+	body, err := wire.AppendVerb(nil, "pool.create", all)
+	must(t, err)
+	send := func(kind wire.Kind, id uint64, body []byte) {
+		r.owner.conn.Send(wire.Header{Kind: kind, ID: id}, body, nil)
+	}
+	now := func() bool {
+		var got wire.PoolOutlook
+		must(t, r.owner.ask("pool.look", all, &got))
+		return got.Now
+	}
+	const waiting, reserved = 1 << 20, 1<<20 + 1
+	send(wire.KindRequest, waiting, body)
+	send(wire.KindCancel, waiting, []byte{0xc0})
+	must(t, r.owner.ask("pool.release", &wire.PoolRelease{Pool: held}, &wire.Empty{}))
+	if !now() {
+		t.Error("a request that was given up holds something")
+	}
+	send(wire.KindRequest, reserved, body)
+	eventually(t, "the pool", func() bool { return !now() })
+	send(wire.KindCancel, reserved, []byte{0xc0})
+	if !now() {
+		t.Error("what nobody wants any more is held")
+	}
+}
+
 // The name of a cluster is free when all its processes have ended, and not before.
 func TestNameOfADeadCluster(t *testing.T) {
 	r := newRig(t, setup{})

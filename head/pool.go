@@ -108,7 +108,8 @@ func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	asked := ctx // until it is given up
+	ctx, cancel := context.WithTimeout(asked, timeout)
 	defer cancel()
 	began := time.Now()
 	again := time.NewTicker(h.opts.TellEvery)
@@ -123,7 +124,7 @@ func (h *Head) createPool(ctx context.Context, owner *caller, origin uint64, req
 				told = false
 			}
 			h.mu.Unlock()
-			p, err := h.reserve(owner, origin, req, timeout)
+			p, err := h.reserve(asked, owner, origin, req, timeout)
 			if err != nil && req.Wait && h.couldBe(ctx, req, err) && h.comesFree(ctx, changed) {
 				continue
 			}
@@ -167,21 +168,21 @@ func (h *Head) joinedLocked() int {
 }
 
 // reserve makes a pool of what is free now, by way of the backend where that chooses.
-func (h *Head) reserve(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
+func (h *Head) reserve(ctx context.Context, owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
 	h.mu.Lock()
 	if h.launcher.reserver != nil {
 		h.mu.Unlock()
-		return h.reservePool(owner, origin, req, timeout)
+		return h.reservePool(ctx, owner, origin, req, timeout)
 	}
-	p, err := h.reserveLocked(owner, origin, req)
+	p, err := h.reserveLocked(ctx, owner, origin, req)
 	h.mu.Unlock()
 	h.fault("pool reserved")
 	return p, err
 }
 
-func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate) (*spec.Pool, error) {
-	if owner.left {
-		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
+func (h *Head) reserveLocked(ctx context.Context, owner *caller, origin uint64, req *wire.PoolCreate) (*spec.Pool, error) {
+	if err := unwanted(ctx, owner); err != nil {
+		return nil, err
 	}
 	if p := h.madeLocked(origin); p != nil { // it was asked for twice
 		return &p.Pool, nil
@@ -195,6 +196,17 @@ func (h *Head) reserveLocked(owner *caller, origin uint64, req *wire.PoolCreate)
 	h.pools[got.ID] = &pool{Pool: got, owner: owner, origin: origin}
 	h.notePoolLocked(h.pools[got.ID])
 	return &got, nil
+}
+
+// unwanted says why nobody wants a pool any more that was asked for; nil where somebody does.
+func unwanted(ctx context.Context, owner *caller) error {
+	switch {
+	case owner.left:
+		return spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
+	case ctx.Err() != nil:
+		return spec.Errorf(spec.CodeCancelled, "whoever asked for the pool has given it up")
+	}
+	return nil
 }
 
 // heldLocked is what pools hold. One that is left to services that have ended holds

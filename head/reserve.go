@@ -31,7 +31,7 @@ const joinLeast = 60 * time.Second
 
 // reservePool has the backend reserve a pool within the timeout, and the agents of
 // its nodes join within as long again.
-func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
+func (h *Head) reservePool(ctx context.Context, owner *caller, origin uint64, req *wire.PoolCreate, timeout time.Duration) (*spec.Pool, error) {
 	if len(req.Devices) > 0 {
 		return nil, spec.Errorf(spec.CodeInvalid, "devices names GPUs of this machine's nodes, and those of a Ray cluster are chosen by Ray: say how many (num_gpus_per_node)")
 	}
@@ -47,7 +47,7 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	h.nextPool++
 	id := h.nextPool
 	h.mu.Unlock()
-	asking, cancel := context.WithTimeout(owner.ctx, timeout+explainBound)
+	asking, cancel := context.WithTimeout(ctx, timeout+explainBound)
 	defer cancel()
 	want := h.want(id, req)
 	want.Patience, want.Tell = timeout, h.tellPool
@@ -59,7 +59,7 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	nodes, err := h.granted(grant)
 	if err == nil {
 		patience := max(timeout, joinLeast)
-		joining, stop := context.WithTimeout(owner.ctx, patience)
+		joining, stop := context.WithTimeout(ctx, patience)
 		err = h.awaitNodes(joining, nodes, patience)
 		stop()
 	}
@@ -70,7 +70,7 @@ func (h *Head) reservePool(owner *caller, origin uint64, req *wire.PoolCreate, t
 	}
 	var got *pool
 	if err == nil {
-		got, err = h.grantLocked(owner, origin, id, req, grant, nodes)
+		got, err = h.grantLocked(ctx, owner, origin, id, req, grant, nodes)
 	}
 	if err != nil {
 		h.unreserveLocked(id)
@@ -182,9 +182,9 @@ func (h *Head) awaitNodes(ctx context.Context, nodes []*node, timeout time.Durat
 }
 
 // grantLocked makes the pool of a grant.
-func (h *Head) grantLocked(owner *caller, origin uint64, id int, req *wire.PoolCreate, grant backend.Grant, nodes []*node) (*pool, error) {
-	if owner.left {
-		return nil, spec.Errorf(spec.CodeCancelled, "whoever asked for the pool is gone")
+func (h *Head) grantLocked(ctx context.Context, owner *caller, origin uint64, id int, req *wire.PoolCreate, grant backend.Grant, nodes []*node) (*pool, error) {
+	if err := unwanted(ctx, owner); err != nil {
+		return nil, err
 	}
 	if len(grant.Nodes) != req.Nodes {
 		return nil, spec.Errorf(spec.CodeInternal, "%d nodes were asked for, and the reservation has %d", req.Nodes, len(grant.Nodes))

@@ -90,7 +90,7 @@ func (h *Head) restore(s *journal.State) error {
 	}
 	inside := map[*caller]uint32{}
 	for _, kept := range s.Callers {
-		c := &caller{h: h, number: kept.Number, pid: kept.Proc.Pid, asked: map[uint64]bool{}, dead: !lives(kept.Proc)}
+		c := &caller{h: h, number: kept.Number, pid: kept.Proc.Pid, asked: map[uint64]context.CancelFunc{}, dead: !lives(kept.Proc)}
 		c.ctx, c.cancel = context.WithCancel(context.Background())
 		h.callers[c.number] = c
 		inside[c] = kept.Worker

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from muster import _errors
 from muster.compat import areal
-from muster.compat.areal import _client, _engines, _roles, guard
+from muster.compat.areal import _client, _engines, _roles, _workers, guard
 from muster.compat.areal.stand_in import api as stand_in
 
 ALLOWED = set(string.ascii_letters + string.digits + "_-.")
@@ -128,3 +129,17 @@ def test_roles_that_differ_are_clusters_that_differ() -> None:
     assert len(set(names)) == len(names)
     assert all(name[0].isalnum() and set(name) <= ALLOWED for name in names)
     assert _roles.cluster_name("actor_train-0") == "actor_train-0"
+
+
+def test_who_died() -> None:
+    worker = areal.Worker(id="actor/0", ip="127.0.0.1", worker_ports=["1"], engine_ports=[])
+    handle: Any = SimpleNamespace(_cluster=SimpleNamespace(name="actor"))
+    native = _workers.Native(worker, None, "actor", handle=handle, share=None)
+    step = {"method": "step"}
+    with (
+        pytest.raises(_client.Refusal, match=r"'step' failed.*judge"),
+        native._telling("call", step),
+    ):
+        raise _errors.WorkerDiedError("judge died", cluster="judge", signal="SIGKILL")
+    with pytest.raises(areal.WorkerFailedError, match="actor/0"), native._telling("call", {}):
+        raise _errors.WorkerDiedError("actor-0 died", cluster="actor", signal="SIGKILL")

@@ -115,8 +115,11 @@ def _shards(state: GuardState, data: Any) -> Any:
 def _found(home: Any, shard: str) -> Any:
     """A tensor that was put here, or that an engine of Muster's returned."""
     near = _tensors.backend()
-    if near is None or not _tensors.is_ours(shard):
+    try:
         return home.fetch(shard)
+    except KeyError:
+        if near is None or not _tensors.is_ours(shard):
+            raise
     try:
         return near.take([shard])[0]
     except RuntimeError:
@@ -128,8 +131,8 @@ def _clear(state: GuardState, data: Any) -> Any:
     count = sum(home.remove(shard) for shard in shards)
     stats = home.storage_stats()
     if near is not None:
-        count += near.service().drop([shard for shard in shards if _tensors.is_ours(shard)])
-        sizes = near.service().sizes(state.node_addr)
+        dropped, sizes = near.clear(shards, state.node_addr)
+        count += dropped
         stats = {
             "num_tensors": stats["num_tensors"] + len(sizes),
             "total_bytes": stats["total_bytes"] + sum(sizes),

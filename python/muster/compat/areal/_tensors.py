@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ... import _context, _errors, _service
@@ -18,8 +18,10 @@ from ..._refs import Ref, get
 from ._areal import tensors
 
 SERVICE = "areal.tensors"
-#: How the shards begin that the service has.
+#: How the shards begin that the service has; its number follows.
 _MARK = "muster-"
+_GONE = (_errors.WorkerDiedError, _errors.NotFoundError)
+_LOST = f"tensors of engines are lost: {SERVICE}, the service that had them, died"
 
 
 class Tensors:
@@ -57,7 +59,7 @@ class Backend:
     def __init__(self, by_http: Any, owner: str = "") -> None:
         self._by_http = by_http
         self._owner = owner
-        self._told: list[Ref] = []
+        self._told: list[tuple[tuple[Any, ...], Ref]] = []  # what was laid down
         self._of: Any = None  # the connection by which the service was found
         self._found: Any = None
 
@@ -68,13 +70,42 @@ class Backend:
             self._found, self._of = _service.service(Tensors, SERVICE), connection
         return self._found
 
+    def living(self) -> Any:
+        """The service, None where there is none."""
+        connection = _context.connection("tensors of engines")
+        if self._of is not connection:
+            try:
+                self._found, self._of = _service.get_service(SERVICE), connection
+            except _errors.NotFoundError:
+                return None
+        return self._found
+
+    def _ask(self, which: Callable[[], Any], what: Callable[[Any], Any]) -> Any:
+        """Ask the service; if it has died meanwhile, the one after it."""
+        try:
+            return what(which())
+        except _GONE as error:
+            self._forget(error)
+        try:
+            return what(which())
+        except _GONE as error:
+            self._forget(error)
+            raise RuntimeError(_LOST) from error
+
+    def _forget(self, error: _errors.MusterError) -> None:
+        """The service has died, if that is what an error tells."""
+        if error.cluster not in (SERVICE, ""):
+            raise error
+        self._found = self._of = None
+
     def store(self, tensor: Any) -> str:
         """Lay a tensor down; its shard. In a worker, `settle` sees to it that it is there."""
         if not _has_session():
             return str(self._by_http.store(tensor))
-        shard = f"{_MARK}{uuid.uuid4()}"
-        value = _closed(tensor)
-        self._told.append(self.service().keep.remote(self._owner, shard, int(tensor.nbytes), value))
+        service = self.service()
+        shard = f"{_MARK}{_number(service)}-{uuid.uuid4()}"
+        kept = self._owner, shard, int(tensor.nbytes), _closed(tensor)
+        self._told.append((kept, service.keep.remote(*kept)))
         if not self._owner:
             self.settle()
         return shard
@@ -82,7 +113,12 @@ class Backend:
     def settle(self) -> None:
         """Wait until the service has what was laid down."""
         told, self._told = self._told, []
-        get(told)
+        try:
+            get([ref for _, ref in told])
+        except _GONE as error:
+            self._forget(error)
+            all_of = [kept for kept, _ in told]
+            self._ask(self.service, lambda it: get([it.keep.remote(*kept) for kept in all_of]))
 
     def fetch(self, shards: Sequence[Any]) -> list[Any]:
         """The tensors of shards, in their order."""
@@ -96,20 +132,45 @@ class Backend:
 
     def take(self, shards: list[str]) -> list[Any]:
         """Tensors that the service has."""
-        found = list(map(_opened, self.service().take(shards))) if shards else []
+        if not shards:
+            return []
+        closed = self._ask(self.living, lambda it: it and it.take(shards)) or [None] * len(shards)
+        found = list(map(_opened, closed))
         for shard, tensor in zip(shards, found, strict=True):
             if tensor is None:
-                raise RuntimeError(
-                    f"Failed to fetch shard {shard}: it was cleared, or its role has ended"
-                )
+                why = "it was cleared, or its role has ended"
+                made, now = _made_by(shard), self.living()
+                if made and made != _number(now):
+                    why = _LOST
+                raise RuntimeError(f"Failed to fetch shard {shard}: {why}")
         return found
 
     async def delete(self, node_addr: str, shard_ids: Sequence[Any]) -> None:
         """Let go of shards."""
-        if (ours := list(filter(is_ours, shard_ids))) and _has_session():
-            await self.service().drop.remote(ours)
+        ours = list(filter(is_ours, shard_ids))
+        if ours and _has_session() and (service := self.living()):
+            try:
+                await service.drop.remote(ours)
+            except _GONE as error:
+                self._forget(error)
         if others := [shard for shard in shard_ids if not is_ours(shard)]:
             await self._by_http.delete(node_addr, others)
+
+    def clear(self, shards: Iterable[Any], owner: str) -> tuple[int, list[int]]:
+        """Let go of shards: how many that were, and the bytes of each that a worker has left."""
+        ours = list(filter(is_ours, shards))
+        asked = self._ask(self.living, lambda it: it and (it.drop(ours), it.sizes(owner)))
+        return asked or (0, [])
+
+
+def _number(service: Any) -> int:
+    return 0 if service is None else int(service._cluster._number)
+
+
+def _made_by(shard: str) -> int:
+    """The number of the service that a shard was given to; 0 where it does not tell."""
+    number = shard.removeprefix(_MARK).split("-")[0]
+    return int(number) if "-" in shard.removeprefix(_MARK) and number.isdecimal() else 0
 
 
 def _has_session() -> bool:

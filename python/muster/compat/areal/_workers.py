@@ -183,6 +183,8 @@ class Native(Command):
         try:
             yield
         except _errors.WorkerDiedError as error:
+            if error.cluster not in ("", self.handle._cluster.name):  # one that its engine called
+                raise _engines.refusal(error, what, fields) from error
             raise failed(self.id, error) from error
         except _errors.DeadlineError as error:
             raise Late(f"Timeout: {error}") from error

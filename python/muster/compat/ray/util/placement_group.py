@@ -10,6 +10,7 @@ import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from .... import ResourceManager, _errors, _sharing
@@ -17,6 +18,7 @@ from ...._refs import Ref
 from ...._resources import bundles_asked
 
 if TYPE_CHECKING:
+    from ...._client import Connection
     from .._refs import ObjectRef
 
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -24,11 +26,18 @@ _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 PATIENCE = 30.0
 _AT_ONCE = 0.01
 _DEVICES = ("GPU", "NPU")
-_asking = threading.Lock()
+#: Held while requests go out, and for all else that makes or ends one.
+_asking = threading.RLock()
+#: Held while a group changes; nothing is sent meanwhile, as who reads answers needs it.
+_changing = threading.RLock()
 
 
 class PlacementGroup:
-    """Bundles of resources that are reserved together."""
+    """Bundles of resources that are reserved together.
+
+    It has one request open at the head, or none. All who wait for the group wait for that one;
+    for who has far more patience than is left of it, another takes its place.
+    """
 
     def __init__(self, bundles: list[dict[str, float]], strategy: str, name: str) -> None:
         self.id = uuid.uuid4().hex[:36]
@@ -36,8 +45,10 @@ class PlacementGroup:
         self._strategy = strategy
         self._name = name
         self._reserved: list[Bundle] = []
-        self._reply: Ref | None = None  # of the head, while it is asked for them
         self._removed = False
+        self._request: Ref | None = None
+        self._until = 0.0  # when the request ends, on the monotonic clock
+        self._waiting: list[_Ready] = []
 
     @property
     def bundle_count(self) -> int:
@@ -50,10 +61,10 @@ class PlacementGroup:
         from ..exceptions import translate
 
         try:
-            reply = self._ask(PATIENCE)
+            waiting = self._ask(monotonic() + PATIENCE)
         except _errors.MusterError as error:
             return failed(translate(error))
-        return ObjectRef(_sharing.settled(self) if reply is None else _Ready(self, reply))
+        return ObjectRef(_sharing.settled(self) if waiting is None else waiting)
 
     def wait(self, timeout_seconds: float = PATIENCE) -> bool:
         """Whether all of it is reserved within so many seconds."""
@@ -66,60 +77,109 @@ class PlacementGroup:
     def reserved(self) -> list[Bundle]:
         """What each bundle has."""
         self._reserve(PATIENCE)
-        return self._reserved
+        found = self._reserved
+        if not found:
+            raise self._gone()
+        return found
 
     def _reserve(self, timeout: float) -> None:
-        timeout = max(timeout, _AT_ONCE)
-        known = self._reply
-        reply = self._ask(timeout)
-        if reply is not None:
-            late = timeout if reply is known else None  # else the head knows it
-            reply._connection.response(reply, "pool.create", late)
-            self._take(reply)
+        deadline = monotonic() + max(timeout, _AT_ONCE)
+        while (waiting := self._ask(deadline)) is not None:
+            try:
+                self._hear(waiting, deadline)
+            except _errors.ResourceError:
+                now = monotonic()
+                if now < self._until or now + _AT_ONCE >= deadline:
+                    raise  # it can never be had, or not in our time
 
-    def _ask(self, timeout: float) -> Ref | None:
-        """What the head will say; None where all is reserved."""
+    def _hear(self, waiting: _Ready, deadline: float) -> None:
+        """Wait for what the head says."""
+        response = waiting._connection.response
+        try:
+            response(waiting, "pool.create", max(deadline - monotonic(), 0))
+        except _errors.DeadlineError:
+            if self._until > deadline:
+                raise
+            response(waiting, "pool.create", None)  # it is about to say who has what
+
+    def _ask(self, until: float) -> _Ready | None:
+        """What tells of the group, at that time or half-way to it; None where all is reserved."""
         with _asking:
             if self._removed:
-                raise _errors.ReleasedError(
-                    f"the placement group {self._name or self.id} was removed"
-                )
-            reply = self._reply
-            if reply is not None and reply.done():
-                self._reply = None
-                if not reply.failed():
-                    self._hold(reply)
-            if not self._reserved and self._reply is None:
-                wanted = [_wanted(bundle) for bundle in self.bundle_specs]
-                self._reply = ResourceManager._begin(
-                    bundles_asked(wanted, strategy=self._strategy, timeout=timeout, wait=True)
-                )
-            return self._reply
+                raise self._gone()
+            self._look()
+            timeout = max(until - monotonic(), _AT_ONCE)
+            with _changing:
+                if self._reserved:
+                    return None
+                # Who asks again and again does not begin again each time.
+                if self._request is not None and self._until >= until - timeout / 2:
+                    return self._wait_for(self._request)
+            wanted = [_wanted(bundle) for bundle in self.bundle_specs]
+            request = ResourceManager._begin(
+                bundles_asked(wanted, strategy=self._strategy, timeout=timeout, wait=True)
+            )
+            waiting = None
+            with _changing:
+                unneeded: Ref | None = request
+                if not self._reserved:  # by the last request, meanwhile
+                    unneeded, self._request, self._until = self._request, request, until
+                    waiting = self._wait_for(request)
+            if unneeded is not None:
+                _give_up(unneeded)
+        request.watch(lambda: self._answered(request))
+        return waiting
 
-    def _take(self, reply: Ref) -> None:
-        """Have what a reply brings that is there, or raise what it tells."""
-        with _asking:
-            if self._reply is reply:
-                self._reply = None
-                if not self._removed:
-                    self._hold(reply)
+    def _look(self) -> None:
+        """Take what has come."""
+        request = self._request
+        if request is not None and request.done():
+            self._answered(request)
 
-    def _hold(self, reply: Ref) -> None:
-        pool = ResourceManager._taken(reply)
-        self._reserved = [Bundle(pool, index) for index in range(self.bundle_count)]
+    def _wait_for(self, request: Ref) -> _Ready:
+        waiting = _Ready(self, request._connection)
+        self._waiting.append(waiting)
+        return waiting
+
+    def _answered(self, request: Ref) -> None:
+        """Take what the head says; called by who reads it, maybe twice."""
+        with _changing:
+            if self._request is not request:
+                return  # another has taken its place, or it was told before
+            self._request = None
+            waiting, self._waiting = self._waiting, []
+            removed = self._removed
+            if not removed and not request.failed():
+                pool = ResourceManager._taken(request)
+                self._reserved = [Bundle(pool, index) for index in range(self.bundle_count)]
+        for one in waiting:
+            if removed:
+                one.fail(self._gone)
+            else:
+                one.follow(request)
 
     def _remove(self) -> None:
         with _asking:
-            self._removed = True
-            reserved, self._reserved = self._reserved, []
-            reply, self._reply = self._reply, None
+            with _changing:
+                self._removed = True
+                reserved, self._reserved = self._reserved, []
+                request = self._request
+            if request is not None:
+                _give_up(request)  # what answers it tells those who wait
         if reserved:
             reserved[0].manager.destroy_placement_group()
-        if reply is not None:
-            _give_back(reply)
+
+    def _gone(self) -> _errors.MusterError:
+        return _errors.ReleasedError(f"the placement group {self._name or self.id} was removed")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reply": None}  # who asked gets it
+        # Who gets the group has what the request brings, and does not ask anew.
+        while (request := self._request) is not None:
+            with suppress(_errors.MusterError):  # who asked is told
+                request._connection.response(request, "pool.create", None)
+            self._answered(request)
+        with _changing:
+            return {**self.__dict__, "_request": None, "_until": 0.0, "_waiting": []}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PlacementGroup) and self.id == other.id
@@ -132,32 +192,23 @@ class PlacementGroup:
 
 
 class _Ready(Ref):
-    """A ref of a group for which the head was asked."""
+    """A ref of a group for which the head was asked. The group sees to it."""
 
-    __slots__ = ("_group", "_reply")
+    __slots__ = ("_group",)
 
-    def __init__(self, group: PlacementGroup, reply: Ref) -> None:
+    def __init__(self, group: PlacementGroup, connection: Connection) -> None:
         # With a finish, it is no call's whose answer the head could put in an argument's place.
-        super().__init__(reply._connection, reply._id, finish=lambda _: group)
-        self._group, self._reply = group, reply
-        self.follow(reply)
+        super().__init__(connection, 0, finish=lambda _: group)
+        self._group = group
 
     def _result(self) -> Any:
-        if self.failed():
-            return super()._result()  # raises
-        self._group._take(self._reply)
-        return self._group
+        return super()._result() if self.failed() else self._group
 
 
-def _give_back(reply: Ref) -> None:
-    """Have what a reply brings released, which nobody wants any more."""
-    left = [reply]  # it may be told twice
-
-    def release() -> None:
-        if left and not left.pop().failed():
-            ResourceManager._taken(reply)  # and nobody has it
-
-    reply.watch(release)
+def _give_up(request: Ref) -> None:
+    """Have the head reserve nothing for a request, and give back what it has for it."""
+    with suppress(_errors.MusterError):  # the session is over
+        request._connection.cancel(request._id)
 
 
 #: Those of this process.
@@ -239,17 +290,17 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
 def _row(group: PlacementGroup) -> dict[str, Any]:
     from .._nodes import node_id
 
-    if group._reply is not None and group._reply.done():
-        with suppress(_errors.MusterError):
-            group._take(group._reply)
-    places = {index: node_id(at.node_name) for index, at in enumerate(group._reserved)}
+    group._look()
+    with _changing:
+        reserved, removed = group._reserved, group._removed
+    places = {index: node_id(at.node_name) for index, at in enumerate(reserved)}
     return {
         "placement_group_id": group.id,
         "name": group._name,
         "bundles": dict(enumerate(map(dict, group.bundle_specs))),
         "bundles_to_node_id": places,
         "strategy": group._strategy,
-        "state": "REMOVED" if group._removed else "CREATED" if group._reserved else "PENDING",
+        "state": "REMOVED" if removed else "CREATED" if reserved else "PENDING",
     }
 
 
