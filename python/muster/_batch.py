@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
 
-from . import _blame, _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _wire
+from . import _blame, _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _sources, _wire
 from ._blocks import Block
 from ._errors import MusterError, ReleasedError
 from ._parts import Part
@@ -588,7 +588,7 @@ class Batch:
 def _unpickled(data: Any, rows: int, cut: Any, metas: list[tuple[dict[Any, Any], int]]) -> Batch:
     parts = []
     if data is not None:
-        block = Block(None, _objects.Inline(data))
+        block = Block(None, _sources.Inline(data))
         names = {name: name for name in block.names()}
         parts.append(Part(names, [Piece(block, range(rows))]))
     told = [_metas.Meta(values, origin) for values, origin in metas]

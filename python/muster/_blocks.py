@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _columns, _drafts, _layout, _objects, _pages, _store
+from . import _columns, _drafts, _layout, _pages, _sources, _store
 from ._columns import Array, Bytes, Column, Index
 from ._errors import EncodingError, ProtocolError, ReleasedError
 from ._rows import Piece
@@ -33,7 +33,7 @@ class Block:
 
     __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "_shown", "source")
 
-    def __init__(self, given: dict[str, Any] | None, source: _objects.Source | None) -> None:
+    def __init__(self, given: dict[str, Any] | None, source: _sources.Source | None) -> None:
         self._given = given
         self.source = source
         self._header: _layout.Header | None = None
@@ -50,7 +50,7 @@ class Block:
     @property
     def inline(self) -> bool:
         """Whether its bytes ride in frames."""
-        return isinstance(self.source, _objects.Inline)
+        return isinstance(self.source, _sources.Inline)
 
     def unwritten(self) -> Block:
         """The same rows as they are sent, without what was written to them here; of what rides
@@ -71,7 +71,7 @@ class Block:
 
     # --- given ---------------------------------------------------------------------------
 
-    def freeze(self, pickle: str) -> _objects.Source:
+    def freeze(self, pickle: str) -> _sources.Source:
         """Write it to the store, once."""
         with self._lock:
             if self.source is None:
@@ -263,7 +263,7 @@ def _no_rows(name: str, value: Any, pickle: str) -> Column:
         return _drafts.draft(name, value[:0], pickle)
 
 
-def _placed(rows: int, columns: Mapping[str, Column]) -> _objects.Source:
+def _placed(rows: int, columns: Mapping[str, Column]) -> _sources.Source:
     size, fill = _layout.layout(rows, columns)
     names = ", ".join([*columns][:_NAMES_SHOWN]) + (", …" if len(columns) > _NAMES_SHOWN else "")
     return _store.place(size, fill, f"batch of {rows} rows: {names}")

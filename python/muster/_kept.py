@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import _metas, _objects, _values
+from . import _metas, _objects, _sources, _values
 
 if TYPE_CHECKING:
     from ._batch import Batch
@@ -163,4 +163,4 @@ def _own(source: Any) -> Any:
     """The same content, to be mapped or copied once more."""
     if type(source) is _objects.Stored:
         return _objects.Stored(source.right, source.offset, source.nbytes)
-    return _objects.Inline(source.buffer().toreadonly())
+    return _sources.Inline(source.buffer().toreadonly())

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from . import _errors, _objects, _shm
 from ._leases import Lease, Store
-from ._objects import Inline, Right, Source, Stored
+from ._objects import Right, Stored
+from ._sources import Inline, Source
 
 if TYPE_CHECKING:
     import numpy

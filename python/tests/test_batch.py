@@ -14,7 +14,7 @@ import pytest
 from schemas import check, same
 
 import muster
-from muster import Batch, _objects, _store
+from muster import Batch, _objects, _sources, _store
 from muster._errors import EncodingError, ProtocolError, ReleasedError
 
 
@@ -341,12 +341,12 @@ class Placed:
         self.whats: list[str] = []
         self.sizes: list[int] = []
 
-    def place(self, size: int, fill: Any, what: str) -> _objects.Inline:
+    def place(self, size: int, fill: Any, what: str) -> _sources.Inline:
         self.whats.append(what)
         self.sizes.append(size)
         data = bytearray(b"\xee" * size)  # as memory that others had
         fill(np.frombuffer(data, np.uint8))
-        return _objects.Inline(data)
+        return _sources.Inline(data)
 
 
 @pytest.fixture

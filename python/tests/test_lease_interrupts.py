@@ -126,7 +126,9 @@ def test_interrupts_at_any_point_lose_no_end_of_a_loan(
             interrupted += 1
         view = None
         legs.clear()
-    for again in range(1, call + 200):  # what was interrupted, as early as that may be, is made good
+    for again in range(
+        1, call + 200
+    ):  # what was interrupted, as early as that may be, is made good
         ledger.settle(again)
     for _, count in ledger.given_back:
         counts, loans = counts - count, loans - (not count)

@@ -18,7 +18,8 @@ import pytest
 from fakestore import POISON, Stores
 
 from muster import _errors, _leases, _objects, _store, _wire
-from muster._objects import Inline, Source, Stored
+from muster._objects import Stored
+from muster._sources import Inline, Source
 
 SIZE = 1 << 20
 
