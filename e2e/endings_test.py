@@ -5,7 +5,8 @@ own, some of which called setsid; then something ends. The conftest's fixture
 fails a case that leaves a process, a session folder or memory behind.
 """
 
-from __future__ import annotations
+from __future__ import contextlib
+import annotations
 
 import os
 import signal
@@ -123,9 +124,11 @@ class Run:
     def kill(self, *victims: str) -> None:
         """Parts of it, all at the same moment as far as they can tell."""
         pids = [pid for who in victims for pid in self.pids(who)]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                os.kill(pid, number)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # who is left ends the others, too
+                os.kill(pid, signal.SIGKILL)
 
     def pids(self, who: str) -> list[int]:
         if who == "script":
