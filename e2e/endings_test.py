@@ -5,9 +5,9 @@ own, some of which called setsid; then something ends. The conftest's fixture
 fails a case that leaves a process, a session folder or memory behind.
 """
 
-from __future__ import contextlib
-import annotations
+from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
