@@ -19,6 +19,15 @@ from running import IMPORTS, cluster, eventually, output_of, pool, run, run_scri
 from stages import MIB, Stage, objects, rows, stores
 
 
+@pytest.fixture
+def spills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where stores of 64 MiB spill to."""
+    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
+    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("MUSTER_SPILL_BYTES", "512MiB")
+    return tmp_path
+
+
 def test_the_owner_dies() -> None:
     with (
         session("1x2"),
@@ -158,13 +167,8 @@ def test_copies_have_the_maker_of_what_they_are_copies_of() -> None:
         assert copies and makers <= {w.name for w in c.workers}, copies
 
 
-def test_what_workers_keep_unread_is_spilled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_workers_keep_unread_is_spilled(spills: Path) -> None:
     """A handle keeps no bytes in memory, whoever has it; they are there when they are read."""
-    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
-    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
-    monkeypatch.setenv("MUSTER_SPILL_BYTES", "512MiB")
     with session("1x2"), pool(2) as rm, cluster(Stage, rm, device_mapping="0-1") as c:
         for i in range(16):  # 128 MiB
             c.keep_handle(c.double(Batch({"x": rows(1024) + i})))
@@ -173,16 +177,11 @@ def test_what_workers_keep_unread_is_spilled(
         assert c.sums() == [expected, expected]
         c.let_go()
         assert eventually(lambda: not objects()), objects()
-    assert not list(tmp_path.iterdir())
+    assert not list(spills.iterdir())
 
 
-def test_what_a_worker_made_and_got_as_an_argument_is_spilled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_worker_made_and_got_as_an_argument_is_spilled(spills: Path) -> None:
     """Its own handle stays when the argument goes, and keeps no bytes in memory either."""
-    monkeypatch.setenv("MUSTER_STORE_BYTES", "64MiB")
-    monkeypatch.setenv("MUSTER_SPILL_DIR", str(tmp_path))
-    monkeypatch.setenv("MUSTER_SPILL_BYTES", "512MiB")
     with session("1x1"), pool(1) as rm, cluster(Stage, rm, device_mapping="0") as c:
         for i in range(16):  # 128 MiB
             made = c.make_and_keep(1024, 1024, i)[0]
