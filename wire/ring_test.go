@@ -17,7 +17,7 @@ func ringLoop(t testing.TB) *Loop {
 	}
 	l.joint.from = 2
 	if l.joint.ring == nil {
-		t.Skip("this kernel, or its container, has no io_uring to be had")
+		t.Skip("needs io_uring: this kernel, or its container, has none to be had")
 	}
 	return l
 }
