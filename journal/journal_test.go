@@ -303,7 +303,7 @@ func TestNoJournalKeepsNothing(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("muster-test", dir, "tmpfs", 0, "size=1536k"); err != nil {
-		t.Skipf("needs CAP_SYS_ADMIN: mounts a disk that is soon full (%v)", err)
+		t.Skipf("needs mounts: CAP_SYS_ADMIN, for a disk that is soon full (%v)", err)
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH) })
 	var told []error

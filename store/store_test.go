@@ -340,7 +340,7 @@ func TestSpillIsFull(t *testing.T) {
 func TestDiskIsFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("small", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("needs CAP_SYS_ADMIN: mounts a disk that is soon full (%v)", err)
+		t.Skipf("needs mounts: CAP_SYS_ADMIN, for a disk that is soon full (%v)", err)
 	}
 	defer unix.Unmount(dir, 0)
 	r := newRig(t, func(o *Options) { o.Budget, o.SpillDir = 2*mib, dir })

@@ -17,7 +17,7 @@ func ringLoop(t testing.TB) *Loop {
 	}
 	l.joint.from = 2
 	if l.joint.ring == nil {
-		t.Skip("needs io_uring: this kernel, or its container, has none to be had")
+		t.Skip("needs iouring: this kernel, or its container, has none to be had")
 	}
 	return l
 }
