@@ -189,6 +189,8 @@ class Batch:
             if step == 1:
                 return self._slice(start, max(start, stop))
             return self.take(range(start, stop, step))
+        if getattr(key, "ndim", 0):  # a tensor of one element would pass for a number
+            return self.take(key)
         try:
             row = operator.index(key)
         except TypeError:

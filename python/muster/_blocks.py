@@ -252,7 +252,7 @@ def _some(value: Any, rows: range | Index) -> Any:
         return [value[row] for row in rows.tolist()]
     if isinstance(value, np.ndarray):
         return np.take(value, rows, axis=0)
-    return value[rows.astype(np.int64)]
+    return _drafts.draft("", value).take(rows).value()  # torch does not index all of its types
 
 
 def _no_rows(name: str, value: Any, pickle: str) -> Column:

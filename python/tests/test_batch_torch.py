@@ -171,6 +171,28 @@ def test_rows_by_tensors() -> None:
     assert batch[::-1]["x"].tolist() == [4, 3, 2, 1, 0]
 
 
+def test_one_row_by_a_tensor() -> None:
+    """A tensor of one element is a number to Python, and here a mask or a list of rows."""
+    batch = Batch({"x": np.arange(3)})
+    assert batch[torch.tensor([2])]["x"].tolist() == [2]
+    one = batch[1:2]
+    assert one[torch.tensor([True])]["x"].tolist() == [1]
+    assert len(one[torch.tensor([False])]) == 0
+    assert batch[torch.tensor(2)] == {"x": 2}
+
+
+def test_rows_of_types_that_torch_does_not_index() -> None:
+    raw = torch.arange(8, dtype=torch.uint8).reshape(4, 2)
+    for name in ("bfloat16", "float8_e4m3fn", "float4_e2m1fn_x2", "bits8", "uint4"):
+        if hasattr(torch, name):
+            dtype = getattr(torch, name)
+            batch = Batch({"x": raw.view(dtype)})
+            for one in (batch, sent(batch)):
+                found = one[[3, 0, 3]]["x"]
+                assert found.dtype == dtype
+                assert torch.equal(found.view(torch.uint8), raw[[3, 0, 3]])
+
+
 def test_decoding_is_without_copies() -> None:
     back = sent(Batch({"x": torch.arange(50).reshape(10, 5), "r": [torch.arange(4)] * 10}))
     assert back["x"].data_ptr() == back["x"].data_ptr()
