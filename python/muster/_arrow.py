@@ -7,6 +7,7 @@ user had stands in the field's metadata. pyarrow is imported where a table is as
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime
 import decimal
@@ -97,7 +98,8 @@ def _table_metadata(meta: dict[Any, Any]) -> dict[bytes, bytes]:
             return {_META: text.encode()}
     except (TypeError, ValueError):
         pass
-    return {_PICKLED_META: _pickling.dumps(meta)[0]}
+    # As text: what a file says of itself is UTF-8, and polars reads no Parquet else.
+    return {_PICKLED_META: base64.b64encode(_pickling.dumps(meta)[0])}
 
 
 def _exactly(a: Any, b: Any) -> bool:
@@ -274,7 +276,10 @@ def from_table(table: Any, pickle: bool) -> Batch:
     if _META in metadata:
         meta = json.loads(metadata[_META])
     elif _PICKLED_META in metadata:
-        meta = _unpickle("the meta of this table", metadata[_PICKLED_META], pickle)
+        data = metadata[_PICKLED_META]
+        if not data.startswith(b"\x80"):  # else it is the pickle itself, as it used to be
+            data = base64.b64decode(data)
+        meta = _unpickle("the meta of this table", data, pickle)
     if not columns and table.num_rows:
         raise ValueError(f"a table of {table.num_rows} rows without columns")
     return Batch(columns, meta)

@@ -164,3 +164,16 @@ def test_what_the_format_cannot_hold_leaves_the_file(tmp_path: Path) -> None:
         Batch({"x": np.zeros((2, 0))}).export(path)
     check(read(path), {"x": [1]})
     assert os.listdir(tmp_path) == ["x.parquet"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_any_meta_is_told_in_utf_8(suffix: str, tmp_path: Path) -> None:
+    """As polars demands of Parquet, however the meta has to be kept."""
+    meta = {"scores": np.arange(3), "raw": b"\xff\xfe", "text": "\u00e9", ("a", 1): {2}}
+    batch, path = Batch({"x": np.arange(3)}, meta), tmp_path / f"x{suffix}"
+    for key, value in batch.to_arrow().schema.metadata.items():
+        assert key.decode() and value.decode()
+    batch.export(path)
+    back = read(path, pickle=True).meta
+    assert back.pop("scores").tolist() == [0, 1, 2]
+    assert back == {key: value for key, value in meta.items() if key != "scores"}
