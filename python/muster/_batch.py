@@ -401,7 +401,7 @@ class Batch:
 
     def multiple_of(self, k: int) -> Batch:
         """Cut so that shards have a multiple of k rows; the last rows may be fewer."""
-        if _rows.whole_number("multiple_of", k) < 1:
+        if not 1 <= (k := _rows.whole_number("multiple_of", k)) <= _rows.MAX_ROWS:
             raise ValueError(f"no batch can be cut to multiples of {k}")
         cut = (self._cut or Cut())._replace(multiple=0 if k == 1 else k)
         return self._like(self._live(), cut=cut.or_none())
