@@ -62,9 +62,7 @@ class Stores:
                 if store.free_for_use():
                     return store
             if self._over:
-                raise _errors.ReleasedError(
-                    "it lay in the store of a session that muster.shutdown() ended"
-                )
+                raise _ended()
             number = self._node if node == _FAR else node
             store = Store(self._path(number), f"node {number}", self._token, self._holder)
             self.known.setdefault(node, []).append(store)
@@ -81,7 +79,12 @@ class Stores:
             by_node.setdefault(node, []).append(object)
         leases: dict[int, Lease] = {}
         for node, some in by_node.items():
-            leases |= zip(some, self.at(node).open(some), strict=True)
+            try:
+                leases |= zip(some, self.at(node).open(some), strict=True)
+            except _errors.NodeLostError:  # by a connection that was in use when all ended
+                if self._over:
+                    raise _ended() from None
+                raise
         return leases
 
     def retire(self) -> None:
@@ -101,6 +104,10 @@ class Stores:
 
     def _all(self) -> list[Store]:
         return [store for stores in self.known.values() for store in stores]
+
+
+def _ended() -> _errors.ReleasedError:
+    return _errors.ReleasedError("it lay in the store of a session that muster.shutdown() ended")
 
 
 # --- putting content there -------------------------------------------------------------

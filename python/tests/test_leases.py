@@ -436,6 +436,19 @@ def test_views_outlive_the_session_and_the_store(stores: Stores) -> None:
     assert source.right.object == number
 
 
+def test_rows_that_nobody_looked_at_are_gone_with_the_session(stores: Stores) -> None:
+    """Also where the connection is still there, because other rows are looked at by it."""
+    looked_at, other = received(publish(put(1))), received(publish(put(2)))
+    array = looked_at.root()
+    _objects.use(None)
+    stores.ledger.retire()
+    stores.store.close()
+    with pytest.raises(_errors.ReleasedError, match="a session that muster"):
+        other.root()
+    assert np.array_equal(array, content(1))
+    stores.nodes.clear()
+
+
 def test_a_store_that_ends_is_told_and_views_stay(stores: Stores) -> None:
     source = put(1)
     array = source.root()
