@@ -32,6 +32,7 @@ const (
 type segment struct {
 	id       uint64
 	capacity uint64
+	spare    uint64 // part of it that its object does not need
 	file     bool
 	making   bool          // reserved, not there yet
 	pooled   *list.Element // in ledger.pool
@@ -87,6 +88,7 @@ type ledger struct {
 	ids         uint64 // node and epoch, where they stand in ids
 
 	used     uint64 // capacity of memory segments with an object
+	spare    uint64 // part of used that is more than those objects need
 	pooled   uint64 // of those without
 	spilled  uint64 // bytes of objects in files, or on their way there
 	coming   uint64 // part of used that is being copied out
@@ -170,7 +172,9 @@ func (l *ledger) takeUpTo(p *peer, size, most uint64, now float64) *object {
 		}
 		seg := same[best]
 		l.unpool(seg)
+		seg.spare = excess(seg.capacity, l.fits(size))
 		l.used += seg.capacity
+		l.spare += seg.spare
 		return l.begin(p, seg, size, now)
 	}
 	return nil
@@ -189,7 +193,9 @@ func (l *ledger) room(p *peer, size, free uint64, maySpill bool, now float64) pl
 	if over == 0 && !crowded {
 		return plan{object: l.makeSegment(p, size, need, now), fresh: true}
 	}
-	if o := l.takeUpTo(p, size, 2*size, now); o != nil {
+	// Rather a touched segment that is too large than a new one, but not such
+	// that much of the budget is what nobody needs.
+	if o := l.takeUpTo(p, size, min(2*size, need+excess(l.budget/8, l.spare)), now); o != nil {
 		return plan{object: o}
 	}
 	switch {
@@ -318,6 +324,8 @@ func (l *ledger) endCopy(o *object) {
 // toPool keeps a memory segment for later objects.
 func (l *ledger) toPool(seg *segment) {
 	l.used -= seg.capacity
+	l.spare -= seg.spare
+	seg.spare = 0
 	l.pooled += seg.capacity
 	seg.pooled = l.pool.PushBack(seg)
 	l.sizes[seg.capacity] = append(l.sizes[seg.capacity], seg)

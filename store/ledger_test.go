@@ -323,7 +323,7 @@ func (w *world) check() {
 
 func (w *world) checkSums() {
 	l := w.l
-	var used, pooled, spilledBytes, coming uint64
+	var used, spare, pooled, spilledBytes, coming uint64
 	owners := map[*segment]uint64{}
 	own := func(seg *segment, id uint64) {
 		if other, taken := owners[seg]; taken {
@@ -346,6 +346,7 @@ func (w *world) checkSums() {
 			spilledBytes += o.size
 		} else {
 			used += o.segment.capacity
+			spare += o.segment.spare
 		}
 		if idle := o.state == sealed && o.views == 0 && !o.copying; idle != (o.lru != nil) {
 			w.fail("%x can be spilled: %v, and is listed: %v", id, idle, o.lru != nil)
@@ -355,6 +356,7 @@ func (w *world) checkSums() {
 		if o.removed {
 			own(o.segment, o.id)
 			used += o.segment.capacity
+			spare += o.segment.spare
 		}
 		spilledBytes += o.size
 		coming += o.segment.capacity
@@ -369,6 +371,9 @@ func (w *world) checkSums() {
 	if l.used != used || l.pooled != pooled || l.spilled != spilledBytes || l.coming != coming || listed != l.pool.Len() {
 		w.fail("the ledger says %d used, %d pooled, %d spilled, %d coming, %d listed; it is %d, %d, %d, %d, %d",
 			l.used, l.pooled, l.spilled, l.coming, listed, used, pooled, spilledBytes, coming, l.pool.Len())
+	}
+	if l.spare != spare {
+		w.fail("the ledger says that %d are to spare, and it is %d", l.spare, spare)
 	}
 	if used+pooled > l.budget || spilledBytes > l.spillLimit || len(l.segments) > l.maxSegments {
 		w.fail("%d used and %d pooled of %d; %d spilled of %d; %d segments", used, pooled, l.budget, spilledBytes, l.spillLimit, len(l.segments))
@@ -502,6 +507,34 @@ func TestRoom(t *testing.T) {
 	}
 	if next = l.room(p, mib, mib/2, true, 0); !next.full {
 		t.Errorf("more than the machine has: %+v", next)
+	}
+}
+
+// What fits into the budget does so also beside an object that was put into
+// the memory of a larger one.
+func TestTouchedMemoryDoesNotFillTheBudget(t *testing.T) {
+	l := newLedger(0, 64*mib, 0, 100)
+	p := l.join(1, 1)
+	alloc := func(size uint64) *object {
+		t.Helper()
+		if o := l.take(p, size, 0); o != nil {
+			return o
+		}
+		next := l.room(p, size, never, true, 0)
+		if next.object == nil {
+			t.Fatalf("no room for %d MiB beside %d MiB: %+v", size/mib, l.used/mib, next)
+		}
+		if next.fresh {
+			l.made(next.object, 1)
+		}
+		return next.object
+	}
+	l.free(p, alloc(50*mib).id)
+	alloc(30 * mib)
+	l.free(p, alloc(25*mib).id)
+	l.free(p, alloc(30*mib).id)
+	for range 3 {
+		alloc(8 * mib)
 	}
 }
 
