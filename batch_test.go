@@ -50,6 +50,17 @@ func batchMethods(c *worker.Class, info worker.Info) {
 		kept = append(kept, b.Clone())
 	})
 	c.Register("kept", worker.OneToAll, func() []string { return shownRows(kept[len(kept)-1]) })
+	c.Method("count", func(b *worker.Batch) int { return b.Rows() })
+	c.Register("sums", worker.OneToAll, func() (sums []float64, err error) {
+		for _, b := range kept {
+			sum, err := sumOf(b)
+			if err != nil {
+				return nil, err
+			}
+			sums = append(sums, sum)
+		}
+		return sums, nil
+	})
 	c.Register("forget", worker.OneToAll, func() {
 		for _, b := range kept {
 			b.Release()

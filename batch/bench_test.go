@@ -11,7 +11,7 @@ import (
 func BenchmarkCut(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	columns := []string{"input_ids", "attention_mask", "position_ids", "old_log_probs", "advantages", "prompt", "reply"}
-	for _, c := range []struct{ rows, pieces, ranks int }{{4096, 1, 8}, {4096, 8, 8}, {4096, 64, 64}, {65536, 64, 64}, {1 << 20, 8, 8}} {
+	for _, c := range []struct{ rows, pieces, ranks int }{{4096, 1, 8}, {4096, 8, 8}, {4096, 64, 64}, {65536, 64, 64}, {1 << 20, 8, 8}, {4 << 20, 8, 8}} {
 		for _, balanced := range []bool{false, true} {
 			h := Handle{Rows: c.rows, Objects: c.pieces, Metas: []Meta{{Value: make([]byte, 64)}}}
 			part := Part{Columns: columns}
@@ -56,7 +56,7 @@ func BenchmarkCut(b *testing.B) {
 // them, and put rows that were balanced back into the caller's order.
 func BenchmarkCollect(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, c := range []struct{ rows, ranks int }{{4096, 8}, {4096, 64}, {65536, 64}} {
+	for _, c := range []struct{ rows, ranks int }{{4096, 8}, {4096, 64}, {65536, 64}, {4 << 20, 8}} {
 		cut := &Cut{Weights: lognormal(rng, c.rows, 1, 32768)}
 		shards, err := cut.Shards(c.rows, c.ranks)
 		if err != nil {

@@ -18,6 +18,7 @@
 //	held       futures here, first in its
 //	           cluster's queue, room again,
 //	           its ranks up                  running    Send
+//	held       prepares, the same            held       Prepare, once; Send when it is Prepared
 //	held       paired, first in its queue,
 //	           the rows of a leg are there   sending    SendLeg
 //	held       a future failed, Cancel,
@@ -49,6 +50,7 @@
 //	cancelling the last leg ended            answered   Fail
 //	cancelling Overdue with stacks           answered   Fail; KillLeg where its caller asked for that
 //	any        Wait that closes a cycle      answered   Fail; CancelLeg for the legs that are out
+//	held       Refuse of a Prepare           answered   Fail
 //	any        Refuse of a Send or SendLeg   answered   Fail (the legs that are out run on; collective: CancelLeg)
 //	any        ClusterGone                   answered   Fail
 //	held,

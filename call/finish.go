@@ -508,6 +508,10 @@ func (c *Call) heldBy() string {
 		return "the connection to " + w.Name + " on " + w.Node + " was lost and is not back"
 	case len(c.Cluster.held) > 0 && c.Cluster.held[0].stays:
 		return "the deadline of " + c.Cluster.held[0].Title() + ", which comes before it, has passed, or it was cancelled, and it is not answered yet"
+	case c.preparing && !c.prepared:
+		return "its arguments are being cut"
+	case len(c.Cluster.held) > 0 && c.Cluster.held[0].preparing && !c.Cluster.held[0].prepared:
+		return "the arguments of " + c.Cluster.held[0].Title() + ", which comes before it, are being cut"
 	case c.Cluster.full > 0:
 		return fmt.Sprintf("a worker has %d calls queued already", c.Cluster.maxOut())
 	}

@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "rewrite the expected output in testdata
 // below it are the orders it led to. The commands:
 //
 //	cluster NAME RANKS [serial]
-//	call ID CLUSTER.METHOD [ranks=0,1] [split] [apart] [keep] [collective] [idempotent] [on_timeout=kill] [leased] [needs=ID,ID/RANK] [in=CLUSTER/RANK:CALL] [waiting]
+//	call ID CLUSTER.METHOD [ranks=0,1] [split] [apart] [keep] [collective] [idempotent] [on_timeout=kill] [leased] [prepares] [needs=ID,ID/RANK] [in=CLUSTER/RANK:CALL] [waiting]
 //	result CLUSTER/RANK CALL [error=CODE]
 //	down CLUSTER/RANK,RANK|all · replace CLUSTER/RANK,RANK|all
-//	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · lost CLUSTER/RANK · gone CLUSTER · callergone
+//	dying CLUSTER/RANK · back CLUSTER/RANK LEGS (it has got so many) · resent CALL · prepared CALL · refused CALL (instead) · lost CLUSTER/RANK · gone CLUSTER · callergone
 //	cancel CALL [kill] · overdue CALL · expire CALL · expired CALL · wait CLUSTER/RANK CALL · ack CALL · state
 //	takeover [got=CLUSTER/RANK:LEGS,…] [calls=ID,…] [lost=ID,…] [puts=ID,…] [raised=CLUSTER/RANK:CALL,…] [done=CLUSTER/RANK:CALL,…] [late=ID,…] [died=CLUSTER/RANK,…] [away]: a new head; workers have got so many
 //	  legs, and have raised in these, or ended them, callers send these again, of which some do not go on, and are late;
@@ -111,6 +111,10 @@ func (s *script) run(t *testing.T, line string) string {
 		n, _ := strconv.Atoi(f[2])
 		s.sent[w.Name] = s.sent[w.Name][:n]
 		ops = s.table.Returned(w, uint32(n))
+	case "prepared":
+		ops = s.table.Prepared(s.call(t, f[1]))
+	case "refused":
+		ops = s.table.Refuse(s.call(t, f[1]), spec.Errorf(spec.CodeInvalid, "cannot be cut"))
 	case "resent":
 		ops = s.table.Resent(s.call(t, f[1]))
 	case "takeover":
@@ -240,7 +244,7 @@ func (s *script) takeover(t *testing.T, f []string) []Op {
 }
 
 func show(ops []Op) string {
-	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "send again", "again", "release", "forget"}
+	names := [...]string{"send", "send leg", "answer", "fail", "answer leg", "fail leg", "cancel leg", "kill leg", "stacks", "send again", "again", "release", "forget", "prepare"}
 	var out strings.Builder
 	for _, op := range ops {
 		fmt.Fprintf(&out, "  %s %d", names[op.Do], op.Call.CallerID)
@@ -261,7 +265,7 @@ func (s *script) request(t *testing.T, f []string) Request {
 	r := Request{
 		Caller: 1, CallerID: id, Cluster: s.clusters[name], Method: method,
 		Split: has(f, "split"), Apart: has(f, "apart"), Keep: has(f, "keep"), Collective: has(f, "collective"), Idempotent: has(f, "idempotent"),
-		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"), Whole: has(f, "whole"), Leased: has(f, "leased"),
+		OnTimeout: option(f, "on_timeout"), Waiting: has(f, "waiting"), Whole: has(f, "whole"), Leased: has(f, "leased"), Prepares: has(f, "prepares"),
 	}
 	for _, text := range strings.FieldsFunc(option(f, "ranks"), func(r rune) bool { return r == ',' }) {
 		rank, _ := strconv.Atoi(text)

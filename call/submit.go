@@ -58,10 +58,10 @@ func (t *Table) place(c *Call) {
 			return
 		}
 	}
-	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 || c.blocked() {
+	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 || c.Prepares || c.blocked() {
 		c.State = Held
 		cl.held = append(cl.held, c)
-		if c.Paired != nil {
+		if c.Paired != nil || c.Prepares {
 			t.release(cl)
 		}
 		return
@@ -152,6 +152,13 @@ func (t *Table) release(cl *Cluster) {
 		if c.Paired == nil && c.blocked() {
 			return
 		}
+		if c.Prepares && !c.prepared && c.State == Held {
+			if !c.preparing {
+				c.preparing = true
+				t.op(Prepare, c, -1, nil)
+			}
+			return
+		}
 		if c.Paired != nil && !t.sendSome(c) {
 			return
 		}
@@ -162,8 +169,19 @@ func (t *Table) release(cl *Cluster) {
 	}
 }
 
+// Prepared says that the arguments of c are ready: the answer to a Prepare order.
+// It means nothing where c has ended meanwhile.
+func (t *Table) Prepared(c *Call) []Op {
+	t.ops = t.ops[:0]
+	if c.State == Held {
+		c.prepared = true
+		t.release(c.Cluster)
+	}
+	return t.ops
+}
+
 // Refuse ends a call that could not be sent after all (its arguments cannot be
-// cut, say): the answer to a Send or SendLeg order that failed.
+// cut, say): the answer to a Prepare, Send or SendLeg order that failed.
 func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 	t.ops = t.ops[:0]
 	if (c.Paired != nil || c.partly()) && (c.State == Sending || c.State == Running) {
@@ -177,10 +195,14 @@ func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 		t.fail(c, err)
 		return t.ops
 	}
-	if c.State == Running {
+	switch c.State {
+	case Held:
+		t.unhold(c)
+	case Running:
 		for i := range c.Legs {
 			c.Legs[i].Worker.removeOut(c)
 		}
+	case Sending, Expiring, Cancelling, Answered:
 	}
 	t.refuse(c, err)
 	t.release(c.Cluster)

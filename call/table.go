@@ -114,6 +114,9 @@ type Request struct {
 	// call which gives what this one needs of it: a leg goes out as soon as those
 	// are there, not when the whole call is answered.
 	Paired [][]int
+	// Prepares: its arguments are made ready when it is its turn, which may take a
+	// while (Prepare, Prepared). Those behind it wait.
+	Prepares bool
 	// Leased: the head holds objects in its name, until Forget.
 	Leased bool
 
@@ -148,6 +151,8 @@ type Call struct {
 	misplaced  bool    // its place in the order is past
 	bare       bool    // its arguments are to come again before it goes on
 	stays      bool    // in its cluster's queue until it is answered: see stay
+	preparing  bool    // Prepare was ordered
+	prepared   bool    // and has been done
 	left       int     // legs not done
 	told       int     // legs that are told
 	byRank     []int32 // leg + 1 by rank, where Ranks are many
@@ -190,6 +195,7 @@ const (
 	Again               // have the caller send the arguments again, then Resent
 	Release             // tell Leg's worker which results it may drop
 	Forget              // let go of what was held for the call: of one that is Leased, the last order
+	Prepare             // make the arguments ready, then Prepared, or Refuse
 )
 
 // Table holds all calls of a head. The slices of Op it returns are valid until

@@ -45,7 +45,7 @@ func (p *pending) legAgain(c *call.Call, leg int) (wire.Value, wire.Flags) {
 // sendAgainLocked sends a leg to the process that took its rank's place.
 func (h *Head) sendAgainLocked(c *call.Call, leg int, p *pending, b *batch) {
 	w := p.cluster.workers[c.Legs[leg].Worker.Rank]
-	err := p.complete(c) // a head before this one may have sent it
+	err := p.completeLocked(c) // a head before this one may have sent it
 	if c.Paired != nil {
 		_, err = p.pairedPart(c, leg)
 	}

@@ -193,7 +193,7 @@ func (p *pending) joined(c *call.Call, op call.Op) (v wire.Value, from []wire.Pa
 		return wire.Value{Raw: r.Body, Bufs: bufsOf(&r)}, nil, nil
 	}
 	if !p.planned && p.paired == nil { // it was sent by a head before this one
-		if err := p.planAgain(c); err != nil {
+		if err := p.planAgainLocked(c); err != nil {
 			return v, nil, err
 		}
 	}

@@ -87,6 +87,12 @@ func (c *callerConn) call(f *wire.Frame, b *batch) error {
 	}
 	if refused == nil {
 		refused = h.prepareLocked(p, r, payload, f)
+		if c.lineEnd.gen != c.line.gen || c.left {
+			// While it was cut its caller came by another connection, and sends it again
+			// by that, or it is gone.
+			h.mu.Unlock()
+			return errReplaced
+		}
 	}
 	if refused == nil && len(p.waits) > 0 {
 		h.pairLocked(p, p.cluster.ranks)
@@ -133,6 +139,9 @@ func (h *Head) prepareLocked(p *pending, r *route, payload []byte, f *wire.Frame
 	if p.reads() {
 		h.mu.Unlock() // cutting copies the arguments: not under the lock
 		defer h.mu.Lock()
+		if len(payload) > cutInPlace {
+			h.fault("cutting")
+		}
 	}
 	return p.prepareArgs(layout, r, payload, f)
 }
@@ -237,6 +246,7 @@ func (h *Head) requestOf(c *caller, id uint64, r *route, p *pending) call.Reques
 		req.ParentWorker = &c.worker.Worker
 	}
 	req.Futures, req.Paired = p.waits, p.paired
+	req.Prepares = len(p.waits) > 0 && p.paired == nil
 	return req
 }
 
@@ -314,6 +324,8 @@ func (h *Head) ordersLocked(ops []call.Op, b *batch) {
 		op := h.todo[i]
 		p := op.Call.Data.(*pending)
 		switch op.Do {
+		case call.Prepare:
+			h.beginCutLocked(op.Call, p, b)
 		case call.Send:
 			h.sendLocked(op.Call, p, b)
 		case call.SendLeg:

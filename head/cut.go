@@ -114,34 +114,58 @@ func (p *pending) futures() []call.Future {
 	return fs
 }
 
-// splice puts the results that were waited for in their places.
-func (p *pending) splice(c *call.Call) *spec.Error {
-	next := 0
+// given is a result that takes the place of an argument.
+type given struct {
+	arg  int
+	body []byte
+	bufs []wire.Buf
+}
+
+// givenLocked finds the results that were waited for, and holds what they name.
+func (p *pending) givenLocked(c *call.Call) ([]given, *spec.Error) {
+	all := make([]given, 0, len(c.Futures))
 	for i := range p.args.Args {
 		a := &p.args.Args[i]
 		if a.Kind != wire.ArgFuture {
 			continue
 		}
 		_, rank := a.Future()
-		dep := c.Dep(next)
-		next++
+		dep := c.Dep(len(all))
 		if dep.Value == nil && rank < 0 {
-			return spec.Errorf(spec.CodeInternal, "%s: the result it waited for is gone", c.Title())
+			return nil, spec.Errorf(spec.CodeInternal, "%s: the result it waited for is gone", c.Title())
 		}
 		from := dep.Value
 		if rank >= 0 {
 			from = &dep.Legs[dep.LegOfRank(rank)].Result
 		}
 		if from.Err != nil {
-			return from.Err
+			return nil, from.Err
 		}
-		if bufs := bufsOf(from); wire.HasRefs(bufs) {
+		bufs := bufsOf(from)
+		if wire.HasRefs(bufs) {
 			c.Leased = true
 			p.caller.h.arrivedLocked(0, lease.Call(uint64(c.ID)), bufs)
 		}
-		if err := p.args.Splice(i, from.Body, bufsOf(from)); err != nil {
+		all = append(all, given{i, from.Body, bufs})
+	}
+	return all, nil
+}
+
+// splice puts results in their places.
+func (p *pending) splice(all []given) *spec.Error {
+	for _, g := range all {
+		if err := p.args.Splice(g.arg, g.body, g.bufs); err != nil {
 			return spec.AsError(err)
 		}
 	}
 	return nil
+}
+
+// spliceLocked puts the results that were waited for in their places.
+func (p *pending) spliceLocked(c *call.Call) *spec.Error {
+	all, err := p.givenLocked(c)
+	if err != nil {
+		return err
+	}
+	return p.splice(all)
 }

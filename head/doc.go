@@ -15,7 +15,8 @@
 //	route.go     the bytes of a call: its route, its legs, its joined answer
 //	calls.go     calls come in; the orders of package call, carried out
 //	cut.go       arguments cut as package dispatch says, futures spliced in; pair.go
-//	             futures whose parts can be taken one by one
+//	             futures whose parts can be taken one by one; prepare.go cuts that take
+//	             long, while others go on
 //	leases.go    who holds which objects; holders.go says it to people; copies.go which nodes have them
 //	send.go      legs to workers
 //	answer.go    results from workers, joined into answers

@@ -108,7 +108,7 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 	if c.Paired != nil {
 		flags = muted(p.wanted(c), leg)
 		v, err = p.pairedPart(c, leg)
-	} else if err = p.complete(c); err == nil {
+	} else if err = p.completeLocked(c); err == nil {
 		again, how := p.legAgain(c, leg)
 		v, flags = &again, how
 	}
@@ -127,12 +127,12 @@ func (h *Head) sendLegLocked(c *call.Call, leg int, p *pending, b *batch) {
 	p.spent()
 }
 
-// complete puts the arguments of a call together that were sent again.
-func (p *pending) complete(c *call.Call) *spec.Error {
+// completeLocked puts the arguments of a call together that were sent again.
+func (p *pending) completeLocked(c *call.Call) *spec.Error {
 	if len(c.Futures) == 0 || p.spliced || c.Paired != nil {
 		return nil
 	}
-	if err := p.splice(c); err != nil {
+	if err := p.spliceLocked(c); err != nil {
 		return err
 	}
 	p.spliced = true
@@ -145,13 +145,13 @@ func (p *pending) complete(c *call.Call) *spec.Error {
 	return nil
 }
 
-// planAgain finds out how the results of a call are joined whose legs another head
+// planAgainLocked finds out how the results of a call are joined whose legs another head
 // has sent.
-func (p *pending) planAgain(c *call.Call) *spec.Error {
+func (p *pending) planAgainLocked(c *call.Call) *spec.Error {
 	if len(c.Futures) == 0 || !c.HasDeps() {
 		return spec.Errorf(spec.CodeHeadLost, "%s: its legs have ended, but how their results are joined went with the head: make the call again", c.Title())
 	}
-	if err := p.splice(c); err != nil {
+	if err := p.spliceLocked(c); err != nil {
 		return err
 	}
 	return p.prepare(p.cluster.ranks, c.Ranks)

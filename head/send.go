@@ -9,17 +9,6 @@ import (
 
 // sendLocked queues the legs of a call.
 func (h *Head) sendLocked(c *call.Call, p *pending, b *batch) {
-	if len(c.Futures) > 0 {
-		if err := p.splice(c); err != nil {
-			h.ordersLocked(h.table.Refuse(c, err), b)
-			return
-		}
-		p.spliced = true
-		if err := p.prepare(p.cluster.ranks, c.Ranks); err != nil {
-			h.ordersLocked(h.table.Refuse(c, err), b)
-			return
-		}
-	}
 	b.scratch = appendLegHead(b.scratch[:0], p.method.Name, p.parent, c.Origin())
 	head := wire.Header{Kind: wire.KindLeg, ID: uint64(c.ID)}
 	switch {

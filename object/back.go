@@ -13,7 +13,9 @@ func (l *Link) Away() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.conn = nil
+	l.times++
 	clear(l.back)
+	clear(l.lent)
 }
 
 // Back gives the link a new connection and has tell say on it, before anything
@@ -43,10 +45,7 @@ func (s *Stores) all() []wire.Released {
 	}
 	s.counting.Lock()
 	defer s.counting.Unlock()
-	all := make([]wire.Released, 0, len(s.known))
-	for object, count := range s.known {
-		all = append(all, wire.Released{Object: object, Count: count})
-	}
+	all := released(s.known)
 	slices.SortFunc(all, func(a, b wire.Released) int { return cmp.Compare(a.Object, b.Object) })
 	return all
 }

@@ -13,7 +13,9 @@
 // A Link is the connection by which the head is told. A frame that came by it
 // brings a credit for each object that it names (Arrived); what this process
 // made gets one when a frame first names it (Send). Credits that nobody needs
-// any more go back over the same link, many in one notice.
+// any more go back over the same link, many in one notice. With a leg objects are
+// lent as well (Lent); this process reads none of them where it lies, and says so
+// with the leg's answer (Settle), so that their store may spill them.
 //
 // Bytes that are mapped and handles that are held are nothing to Go's collector,
 // which may so let a small heap hold the store's last gigabyte. Stores count

@@ -102,6 +102,9 @@ type members struct {
 	mu       sync.Mutex
 	objects  []*Object
 	released bool
+
+	lent  []uint64 // which of them were, with the leg that they came with
+	times uint32   // how often its link was cut before
 }
 
 // NewSet makes a set that has a use of each object.

@@ -206,6 +206,7 @@ func (h *head) request(inv *invocation) (call.Request, *pending) {
 		p.data = [][]int64{inv.rows}
 		h.plan(p)
 	} else if r.Paired = h.pair(p); r.Paired == nil {
+		r.Prepares = true
 		h.plan(p) // as far as it does not hang on the arguments: who gives the results
 	}
 	return r, p

@@ -22,6 +22,8 @@ func (h *head) orders(ops []call.Op) {
 		h.todo = h.todo[1:]
 		c := op.Call
 		switch op.Do {
+		case call.Prepare:
+			h.prepare(c)
 		case call.Send:
 			h.send(c)
 		case call.SendLeg:
@@ -54,6 +56,21 @@ func (h *head) orders(ops []call.Op) {
 			h.leases.End(lease.Call(uint64(c.ID)))
 		}
 	}
+}
+
+// prepare makes the arguments of a call ready: of some at once, of others later.
+func (h *head) prepare(c *call.Call) {
+	many := int64(c.CallerID % 3)
+	if many == 0 {
+		h.orders(h.table.Prepared(c))
+		return
+	}
+	h.w.after(many*cutTime, func() {
+		if !h.dead {
+			h.note("prepared %d", c.CallerID)
+			h.orders(h.table.Prepared(c))
+		}
+	})
 }
 
 // released tells a worker which results it may drop.

@@ -16,6 +16,7 @@ const (
 	cancelGrace = 5 * second
 	headGrace   = 30 * second
 	stacksTime  = 20 * millisecond // that stacks take to be collected
+	cutTime     = 5 * millisecond  // that arguments take to be cut, of calls that have many
 	hangs       = 60 * second
 	lateMost    = 15 * second  // that heads take to tell of a deadline, with others after them
 	patience    = 300 * second // after the last input everything has ended

@@ -55,6 +55,7 @@ type leg struct {
 	mute    bool
 	method  string
 	payload wire.Payload
+	held    *object.Set
 	in      *value.Incoming
 	broken  error
 }
@@ -177,7 +178,8 @@ func (h *host) readLeg(conn *wire.Conn, f wire.Frame) (l leg, mine bool) {
 		h.mu.Unlock()
 		return l, false
 	}
-	l.in = value.NewIncoming(h.link.Arrived(f.Bufs))
+	l.held = h.link.Lent(f.Bufs)
+	l.in = value.NewIncoming(l.held)
 	l.kept.released = h.dial == nil
 	h.kept.through(f.Ack)
 	h.mu.Unlock()
@@ -215,16 +217,18 @@ func (h *host) one(l leg) {
 		}
 	})
 	h.kept.done(l.kept, flags, out.Value)
-	conn := h.conn
 	h.mu.Unlock()
-	l.in.Release()
-	out.ReleaseBatches()
-	out.Release()
+	h.link.Settle(l.held, func() {
+		l.in.Release()
+		out.ReleaseBatches()
+		out.Release()
+	})
 	h.mu.Lock()
 	delete(h.running, l.id)
 	if h.leaving != nil && len(h.running) == 0 {
 		close(h.leaving)
 	}
+	conn := h.conn // the answer's, or a later one that was told of it
 	h.mu.Unlock()
 	conn.Flush()
 }

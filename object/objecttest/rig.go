@@ -176,6 +176,9 @@ func (r *Rig) Told(objects []wire.Released) {
 func (r *Rig) released(releases wire.Releases) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for _, o := range releases.Lent {
+		r.told = append(r.told, fmt.Sprintf("lent %d %d", o.Object&0xffff, o.Count))
+	}
 	for _, o := range releases.Objects {
 		r.told = append(r.told, fmt.Sprintf("release %d %d", o.Object&0xffff, o.Count))
 		if r.count[o.Object] -= o.Count; r.count[o.Object] == 0 {
@@ -198,6 +201,18 @@ func (r *Rig) Other() *store.Client {
 
 // Arrive is a frame from the head with these buffers.
 func (r *Rig) Arrive(bufs ...wire.Buf) *object.Set {
+	r.sent(bufs)
+	return r.Link.Arrived(bufs)
+}
+
+// Leg is Arrive for a leg.
+func (r *Rig) Leg(bufs ...wire.Buf) *object.Set {
+	r.sent(bufs)
+	return r.Link.Lent(bufs)
+}
+
+// sent counts what a frame from the head names.
+func (r *Rig) sent(bufs []wire.Buf) {
 	var ids []uint64
 	for i := range bufs {
 		if bufs[i].Object != 0 {
@@ -210,7 +225,6 @@ func (r *Rig) Arrive(bufs ...wire.Buf) *object.Set {
 		r.holdLocked(id)
 	}
 	r.mu.Unlock()
-	return r.Link.Arrived(bufs)
 }
 
 // Send sends a call with these buffers, whose objects are in the set.
