@@ -30,8 +30,7 @@ from ._roll.modes import (
 )
 from ._roll.proto import DataProto, ObjectRefWrap, pad_dataproto_to_divisor, unpad_dataproto
 from ._roll.resources import ResourceManager
-from ._roll.storage import SharedStorage
-from ._roll.worker import Worker
+from ._roll.worker import SharedStorage, Worker
 
 __all__ = [
     "BIND_WORKER_METHOD_FLAG",
