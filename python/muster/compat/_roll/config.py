@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..._config import WorkerConfig as Native
-from .mapping import parse_mapping
+from ..._config import device_ids
 
 
 @dataclass
@@ -138,7 +138,7 @@ class WorkerConfig(Native, _Fields):
         if self.device_mapping is None:
             self.num_gpus_per_worker = 0
         else:
-            self.device_mapping = parse_mapping(self.device_mapping)
+            self.device_mapping = device_ids(self.device_mapping)
             entries, each = len(self.device_mapping), self.num_gpus_per_worker or 1
             assert entries % each == 0, (
                 f"device_mapping has {entries} entries, which num_gpus_per_worker={each} does not "

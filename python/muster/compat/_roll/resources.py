@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import _errors
+from ..._config import device_ids
 from ..._resources import ResourceManager as Pool
 from .. import ray
 from ..ray.util.placement_group import Bundle, PlacementGroup
-from .mapping import parse_mapping
 
 
 class ResourceManager:
@@ -61,7 +61,7 @@ class ResourceManager:
 
         if not device_mapping:
             return [[place(rank % self.num_nodes, None)] for rank in range(world_size)]
-        ids, gpus = parse_mapping(device_mapping), self.num_nodes * self.gpu_per_node
+        ids, gpus = device_ids(device_mapping), self.num_nodes * self.gpu_per_node
         each = len(ids) // world_size
         if not each:
             raise ValueError(
