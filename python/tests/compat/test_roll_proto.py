@@ -201,6 +201,15 @@ def test_union_of_equal_values_of_several_types() -> None:
         data(a=1, n=1).union(data(b=1, n=2))
 
 
+def test_which_of_two_equal_values_a_union_has() -> None:
+    """Its own tensor, as views of it may be held elsewhere; the other's array and meta."""
+    mine, other = rows(2, k=[1]), rows(2, k=[1])
+    tensor, array, meta = mine.batch["a"], other.non_tensor_batch["c"], other.meta_info["k"]
+    mine.union(other)
+    assert mine.batch["a"] is tensor
+    assert mine.non_tensor_batch["c"] is array and mine.meta_info["k"] is meta
+
+
 def test_clone_shares_nothing() -> None:
     for other in (rows(step=[1]).clone(), copy.deepcopy(rows(step=[1]))):
         data = rows(step=[1])
@@ -214,6 +223,10 @@ def test_to_moves_meta_too() -> None:
     data = rows(3, deep={"t": [torch.ones(2), 1]}).to("meta")
     assert data.batch["a"].device.type == "meta"
     assert data.meta_info["deep"]["t"][0].device.type == "meta"
+    shared = rows(3, deep={"t": [torch.ones(2)]})
+    part = shared[:1]
+    shared.to("meta")  # in place, so for all who have that meta
+    assert part.meta_info["deep"]["t"][0].device.type == "meta"
     came = sent(rows(3, step=1)).to("cpu")
     assert torch.equal(came.batch["a"], rows(3).batch["a"]) and came.meta_info == {"step": 1}
     assert came.non_tensor_batch["c"][2] == {"id": 2} and set(came.batch.keys()) == {"a", "b"}

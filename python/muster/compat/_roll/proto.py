@@ -187,12 +187,9 @@ class DataProto:
             assert num_batch_dims == 1, "with non_tensors there is one batch dimension"
             assert isinstance(non_tensors, Mapping), "non_tensors is a dict"
         sizes = {name: tuple(tensor.shape[:num_batch_dims]) for name, tensor in tensors.items()}
-        first, size = next(iter(sizes.items()))
-        for name, other in sizes.items():
-            assert other == size, (
-                f"tensors of one DataProto have the same batch size: {first!r} has {size}, "
-                f"{name!r} has {other}"
-            )
+        told = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+        size, *others = set(sizes.values())
+        assert not others, f"tensors of one DataProto have the same batch size: {told}"
         arrays = {name: custom_np_concatenate([rows]) for name, rows in (non_tensors or {}).items()}
         return cls(_tensordict(tensors, *size), arrays, meta_info)
 
