@@ -12,19 +12,22 @@ import (
 // of the pen, and are refused before memory is taken for them.
 const MaxMapping = 1 << 20
 
-const mappingForms = `accepted: "0-7,16-23", "[0, 1, 2]", "list(range(0, 8))", "range(0, 8, 2)", a single id, and sums of those with "+"`
+const mappingForms = `accepted: "0-7,16-23", "[0, 1, 2]", "list(range(0, 8))", "range(0, 16 // 2, 2)", "[0, 1] * 2", a single id, and sums of those with "+"`
 
 // ParseMapping reads a device_mapping written as text into the ids it names, in
 // its order. It knows a few forms and evaluates nothing:
 //
 //	sum   = term { "+" term }
-//	term  = spans | list | range | "list" "(" ( list | range ) ")"
-//	list  = "[" [ spans [ "," ] ] "]"
+//	term  = spans | ( list | range | "list" "(" ( list | range ) ")" ) { "*" int }
+//	list  = "[" [ spans [ "," ] ] "]" | "(" [ spans [ "," ] ] ")"
 //	spans = span { "," span }
 //	span  = id [ "-" id ]
-//	range = "range" "(" int [ "," int [ "," int ] ] ")"
+//	range = "range" "(" count [ "," count [ "," count ] ] ")"
+//	count = product { ( "+" | "-" ) product }
+//	product = [ "-" ] int { ( "*" | "//" ) [ "-" ] int }
 //
-// An id is 0 or more; range counts as Python's does, steps below 0 included.
+// An id is 0 or more; range and what is counted in it are as Python has them, steps below 0
+// included.
 // Its errors have CodePlacement and point at the offending place.
 func ParseMapping(text string) ([]int, error) {
 	p := mappingParser{text: text, ids: []int{}}
@@ -67,23 +70,58 @@ func (p *mappingParser) sum() error {
 
 // term reads one part of a sum, and says whether it was plain spans.
 func (p *mappingParser) term() (spans bool, err error) {
+	before := len(p.ids)
 	switch word := p.word(); {
 	case word == "range":
-		return false, p.rangeCall()
+		err = p.rangeCall()
 	case word == "list":
-		return false, p.listCall()
+		err = p.listCall()
 	case word != "":
 		return false, p.fail(p.at-len(word), "%q is not known here; the text is read, never run as code", word)
 	case p.eat('['):
-		return false, p.list()
+		err = p.list(']')
+	case p.eat('('):
+		err = p.list(')')
+	default:
+		return true, p.spans()
 	}
+	for err == nil {
+		p.space()
+		start := p.at
+		if !p.eat('*') {
+			return false, nil
+		}
+		err = p.repeat(start, before)
+	}
+	return false, err
+}
+
+// repeat reads how often what was added since before is there.
+func (p *mappingParser) repeat(start, before int) error {
+	p.space()
+	times, err := p.number()
+	if err != nil {
+		return err
+	}
+	once := p.ids[before:len(p.ids):len(p.ids)]
+	p.ids = p.ids[:before]
+	if len(once) > 0 && times > (MaxMapping-before)/len(once) {
+		return p.fail(start, "this makes %d entries or more; a mapping has at most %d", before+times*len(once), MaxMapping)
+	}
+	for range times {
+		p.ids = append(p.ids, once...)
+	}
+	return nil
+}
+
+func (p *mappingParser) spans() error {
 	for {
 		if err := p.span(); err != nil {
-			return true, err
+			return err
 		}
 		p.space()
 		if !p.eat(',') {
-			return true, nil
+			return nil
 		}
 		p.space()
 	}
@@ -97,7 +135,7 @@ func (p *mappingParser) listCall() error {
 	start := p.at
 	var err error
 	if p.eat('[') {
-		err = p.list()
+		err = p.list(']')
 	} else if p.word() == "range" {
 		err = p.rangeCall()
 	} else {
@@ -109,10 +147,10 @@ func (p *mappingParser) listCall() error {
 	return p.need(')', `at the end of "list("`)
 }
 
-// list reads what follows a "[".
-func (p *mappingParser) list() error {
+// list reads what follows a "[" or "(", to its end.
+func (p *mappingParser) list(end byte) error {
 	p.space()
-	for !p.eat(']') {
+	for !p.eat(end) {
 		if err := p.span(); err != nil {
 			return err
 		}
@@ -121,7 +159,7 @@ func (p *mappingParser) list() error {
 			p.space()
 			continue
 		}
-		return p.need(']', `or "," in the list`)
+		return p.need(end, `or "," in the list`)
 	}
 	return nil
 }
@@ -157,13 +195,11 @@ func (p *mappingParser) rangeCall() error {
 	}
 	var args []int
 	for {
-		p.space()
-		n, err := p.number()
+		n, err := p.count()
 		if err != nil {
 			return err
 		}
 		args = append(args, n)
-		p.space()
 		if len(args) < 3 && p.eat(',') {
 			continue
 		}
@@ -197,6 +233,66 @@ func (p *mappingParser) rangeCall() error {
 	return p.add(start, from, count, step)
 }
 
+// count reads whole numbers with signs of arithmetic between them.
+func (p *mappingParser) count() (int, error) {
+	return p.reckon(p.product, "+", "-")
+}
+
+func (p *mappingParser) product() (int, error) {
+	return p.reckon(p.signed, "*", "//")
+}
+
+// reckon reads what has some of the signs between, from left to right.
+func (p *mappingParser) reckon(next func() (int, error), signs ...string) (int, error) {
+	left, err := next()
+	for err == nil {
+		p.space()
+		start := p.at
+		sign := p.oneOf(signs)
+		if sign == "" {
+			return left, nil
+		}
+		var right int
+		if right, err = next(); err != nil {
+			break
+		}
+		switch sign {
+		case "+":
+			left += right
+		case "-":
+			left -= right
+		case "*":
+			left *= right
+		case "//":
+			if right == 0 {
+				return 0, p.fail(start, "nothing is divided by 0")
+			}
+			left = floor(left, right)
+		}
+		if left > math.MaxInt32 || left < -math.MaxInt32 {
+			return 0, p.fail(start, "this number is too large")
+		}
+	}
+	return 0, err
+}
+
+// floor divides as Python's // does.
+func floor(a, b int) int {
+	if a%b != 0 && (a < 0) != (b < 0) {
+		return a/b - 1
+	}
+	return a / b
+}
+
+func (p *mappingParser) signed() (int, error) {
+	p.space()
+	if p.eat('-') {
+		n, err := p.number()
+		return -n, err
+	}
+	return p.number()
+}
+
 // add appends count ids; the one place that takes memory, so the one that counts.
 func (p *mappingParser) add(start, first, count, step int) error {
 	if count > MaxMapping-len(p.ids) {
@@ -217,11 +313,7 @@ func (p *mappingParser) id() (int, error) {
 
 // number reads an integer that fits 32 bits, so that sums of a few never wrap.
 func (p *mappingParser) number() (int, error) {
-	start, sign := p.at, 1
-	if p.eat('-') {
-		sign = -1
-	}
-	digits, n := p.at, 0
+	start, n := p.at, 0
 	for p.at < len(p.text) && p.text[p.at] >= '0' && p.text[p.at] <= '9' {
 		n = n*10 + int(p.text[p.at]-'0')
 		if n > math.MaxInt32 {
@@ -229,10 +321,10 @@ func (p *mappingParser) number() (int, error) {
 		}
 		p.at++
 	}
-	if p.at == digits {
+	if p.at == start {
 		return 0, p.fail(start, "expected a whole number")
 	}
-	return sign * n, nil
+	return n, nil
 }
 
 func (p *mappingParser) word() string {
@@ -263,6 +355,17 @@ func (p *mappingParser) eat(c byte) bool {
 		return true
 	}
 	return false
+}
+
+// oneOf takes the first of the signs that is there.
+func (p *mappingParser) oneOf(signs []string) string {
+	for _, sign := range signs {
+		if strings.HasPrefix(p.text[p.at:], sign) {
+			p.at += len(sign)
+			return sign
+		}
+	}
+	return ""
 }
 
 func (p *mappingParser) need(c byte, where string) error {

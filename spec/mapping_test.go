@@ -28,6 +28,14 @@ func TestParseMapping(t *testing.T) {
 		"list(range(2)) + list(range(8,10))": {0, 1, 8, 9},
 		"[0] + 4-5,7 + range(1)":             {0, 4, 5, 7, 0},
 		"list(range(0,2))\n+ [9]":            {0, 1, 9},
+		"(2, 3)":                             {2, 3},
+		"(4)":                                {4},
+		"[7] + [0, 1] * 2":                   {7, 0, 1, 0, 1},
+		"range(2) * 2 * 2 + [5] * 0":         {0, 1, 0, 1, 0, 1, 0, 1},
+		"list(range(16 - 12, 16 // 2))":      {4, 5, 6, 7},
+		"range(2 + 3*2 - 10 // 3)":           {0, 1, 2, 3, 4},
+		"range(2 - -1)":                      {0, 1, 2},
+		"range(-7 // 2 + 6)":                 {0, 1},
 	} {
 		got, err := ParseMapping(text)
 		if err != nil || !reflect.DeepEqual(got, want) {
@@ -56,7 +64,15 @@ func TestParseMappingRefuses(t *testing.T) {
 		"range(-2, 2)":            "reaches -2",
 		"range(2, -3, -1)":        "reaches -2",
 		"list(4)":                 "inside list( )",
-		"list(range(4))*2":        `expected "+" or the end`,
+		"list(range(4))*x":        "whole number",
+		"list(range(4))/2":        `expected "+" or the end`,
+		"2*[0]":                   `expected ",", "-", "+" or the end`,
+		"[0] * 10000000000":       "too large",
+		"[0, 1] * 999999":         "at most 1048576",
+		"range(1 // 0)":           "divided by 0",
+		"range(65536*65536)":      "too large",
+		"range(2 *)":              "whole number",
+		"(0,1]":                   `expected ")"`,
 		"__import__('os')":        `"__import__" is not known`,
 		"0-999999999":             "at most 1048576",
 		"range(1000000000)":       "at most 1048576",
@@ -92,7 +108,7 @@ func TestParseMappingPointsAtThePlace(t *testing.T) {
 }
 
 func FuzzParseMapping(f *testing.F) {
-	for _, seed := range []string{"0-7,16-23", "[0,1,2]", "list(range(0,8))", "range(9,0,-2)+[1,]", "list([0-3])", "1 - 2 + \xff", "range(-2147483647,2147483647,2147483647)"} {
+	for _, seed := range []string{"0-7,16-23", "[0,1,2]", "list(range(0,8))", "range(9,0,-2)+[1,]", "list([0-3])", "(1,2)*3+range(9//-2*2-1)", "1 - 2 + \xff", "range(-2147483647,2147483647,2147483647)"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -14,7 +14,7 @@ TYPE_CHECKING = False  # as in typing, whose import would cost more than this mo
 if TYPE_CHECKING:
     from ._batch import Batch
     from ._cluster import Cluster, get_cluster, get_worker
-    from ._config import WorkerConfig
+    from ._config import WorkerConfig, device_ids
     from ._context import init, shutdown
     from ._crew import Crew
     from ._errors import (
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ._handles import EngineHandle, WorkerHandle
     from ._instances import Instances
     from ._logfiles import LogFiles
+    from ._metrics import reduce_metrics
     from ._programs import Program
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
@@ -106,6 +107,7 @@ __all__ = [
     "WorkerImportError",
     "__version__",
     "as_completed",
+    "device_ids",
     "get",
     "get_cluster",
     "get_service",
@@ -115,6 +117,7 @@ __all__ = [
     "list_services",
     "nodes",
     "put",
+    "reduce_metrics",
     "register",
     "service",
     "shutdown",
@@ -127,6 +130,7 @@ _HOMES = {
     "get_cluster": "_cluster",
     "get_worker": "_cluster",
     "WorkerConfig": "_config",
+    "device_ids": "_config",
     "init": "_context",
     "shutdown": "_context",
     "Crew": "_crew",
@@ -160,6 +164,7 @@ _HOMES = {
     "WorkerHandle": "_handles",
     "Instances": "_instances",
     "LogFiles": "_logfiles",
+    "reduce_metrics": "_metrics",
     "Program": "_programs",
     "Ref": "_refs",
     "as_completed": "_refs",

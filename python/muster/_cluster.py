@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 from . import _context, _errors, _modules, _objects, _pickling, _values
@@ -40,6 +41,10 @@ class Cluster:
     A cluster lives until `shutdown`, the end of its ``with`` block, or the end
     of the script. It can be pickled and called from other workers.
     """
+
+    #: What its registered methods and its workers are to those who hold it.
+    _method_class: type[BoundMethod] = BoundMethod
+    _handle_class: type[WorkerHandle] = WorkerHandle
 
     def __init__(
         self,
@@ -202,7 +207,7 @@ class Cluster:
                     method=name,
                 )
             raise error
-        bound = BoundMethod(self, group, method)
+        bound = self._method_class(self, group, method)
         self.__dict__[name] = bound
         return bound
 
@@ -234,10 +239,10 @@ class Cluster:
         """How many workers there are."""
         return self._group().world
 
-    @property
+    @cached_property
     def workers(self) -> list[WorkerHandle]:
         """A handle for each worker, by rank."""
-        return [WorkerHandle(self, rank) for rank in range(self.world_size)]
+        return [self._handle_class(self, rank) for rank in range(self.world_size)]
 
     @property
     def rank2worker(self) -> dict[int, WorkerHandle]:
@@ -337,7 +342,7 @@ class Cluster:
 
     def __reduce__(self) -> Any:
         pickle = self._calls.pickle if self._calls else "on"
-        return Cluster._attach, (self._name, self._number, pickle)
+        return type(self)._attach, (self._name, self._number, pickle)
 
     def __repr__(self) -> str:
         size = f", {self._calls.world} x {self._calls.class_name}" if self._calls else ""

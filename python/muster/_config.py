@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from math import isnan
 from typing import Any
 
-from . import _errors, _resources
+from . import _embedded, _errors, _resources
 
 _SIZES = {
     "tp": ("tensor_model_parallel_size", "tensor_parallel_size"),
@@ -198,6 +199,31 @@ class WorkerConfig:
                         f"name) says {word!r}; give one of them"
                     )
         return merged
+
+
+def device_ids(mapping: str | Iterable[int]) -> list[int]:
+    """The ids that a ``device_mapping`` names, text or not, where they are needed before there
+    is a cluster: ``device_ids("0-3,8")`` is ``[0, 1, 2, 3, 8]``."""
+    if isinstance(mapping, str):
+        return list(_ids_of(mapping))
+    ids = [_integer("an id in device_mapping", at) for at in mapping]
+    for at in ids:
+        if at < 0:
+            raise ValueError(f"device_mapping={mapping!r}: {at} is no id, a whole number from 0")
+    return ids
+
+
+@lru_cache(maxsize=256)
+def _ids_of(text: str) -> tuple[int, ...]:
+    """As the head reads it: there is one parser, and one wording."""
+    import subprocess
+
+    asked = [_embedded.find_binary(), "mapping", "--", text]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = done.stderr.strip().removeprefix("muster: ").removeprefix("device_mapping: ")
+        raise ValueError(f"device_mapping={text!r} names no list of ids: {told}")
+    return tuple(map(int, done.stdout.split()))
 
 
 def as_worker_config(config: object) -> WorkerConfig:

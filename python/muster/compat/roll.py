@@ -6,6 +6,7 @@ and what is better here, is in docs/migrating-from-roll.md.
 
 from __future__ import annotations
 
+from .._metrics import reduce_metrics
 from .._register import Dispatch, Execute
 from .._worker import RankInfo
 from . import ray
@@ -16,7 +17,7 @@ from ._roll.config import (
     StrategyArguments,
     WorkerConfig,
 )
-from ._roll.merging import custom_np_concatenate, reduce_metrics
+from ._roll.merging import custom_np_concatenate
 from ._roll.modes import (
     BIND_WORKER_METHOD_FLAG,
     collect_all_to_all,
@@ -30,8 +31,7 @@ from ._roll.modes import (
 )
 from ._roll.proto import DataProto, ObjectRefWrap, pad_dataproto_to_divisor, unpad_dataproto
 from ._roll.resources import ResourceManager
-from ._roll.storage import SharedStorage
-from ._roll.worker import Worker
+from ._roll.worker import SharedStorage, Worker
 
 __all__ = [
     "BIND_WORKER_METHOD_FLAG",

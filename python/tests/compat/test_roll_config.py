@@ -10,7 +10,6 @@ import pytest
 
 import muster
 from muster.compat import roll
-from muster.compat._roll.mapping import parse_mapping
 
 
 def test_world_size_by_mapping() -> None:
@@ -150,45 +149,3 @@ def test_dicts_stand_for_arguments() -> None:
     assert made.generating_args.max_new_tokens == 8 and made.generating_args.top_p is None
     assert made.generating_args.to_dict() == {"max_new_tokens": 8}
     assert made.data_args is None
-
-
-# --- device_mapping ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "ids"),
-    [
-        ("list(range(0, 8))", list(range(8))),
-        ("range(0, 8, 2)", [0, 2, 4, 6]),
-        ("[0, 1] + list(range(4, 6))", [0, 1, 4, 5]),
-        ("0-3,6", [0, 1, 2, 3, 6]),
-        ("0-1, 4-5", [0, 1, 4, 5]),
-        ("list(range(16 - 12, 16 // 2))", [4, 5, 6, 7]),
-        ("(2, 3)", [2, 3]),
-        ("3", [3]),
-        ("0-3+8-11", [0, 1, 2, 3, 8, 9, 10, 11]),
-        ("[0-3]", [0, 1, 2, 3]),
-        ("[0-1, 4] + list(range(6, 8))", [0, 1, 4, 6, 7]),
-        ("3-3,4", [3, 4]),
-        ("[8-4, 8-3]", [4, 5]),  # no spans: as Python has it
-        ("list(range(0, 4)) + list(range(8, 12))", [0, 1, 2, 3, 8, 9, 10, 11]),
-        ("[0, 1] * 2", [0, 1, 0, 1]),
-        (" [0,1] ", [0, 1]),
-        ([3, 1], [3, 1]),
-        (range(2), [0, 1]),
-    ],
-)
-def test_mappings(text: Any, ids: list[int]) -> None:
-    assert parse_mapping(text) == ids
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "[0,", "__import__('os')", "open('x')", "[0, 'a']", "[-1]", "[1.5]"),
-        *("range(1 // 0)", "5-3", "[0] * 10000000000", "range(10000000000)"),
-    ],
-)
-def test_mappings_that_name_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match="device_mapping="):
-        parse_mapping(text)

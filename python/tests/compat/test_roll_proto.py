@@ -1,32 +1,21 @@
-"""DataProto as ROLL has it, with tensordict and with what stands in for it."""
+"""DataProto as ROLL has it."""
 
 from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+TensorDict = pytest.importorskip("tensordict").TensorDict
 
 from muster import Batch, _values  # noqa: E402
 from muster.compat import roll  # noqa: E402
-from muster.compat._roll import proto, tensors  # noqa: E402
+from muster.compat._roll import proto  # noqa: E402
 from muster.compat.roll import DataProto  # noqa: E402
-
-
-@pytest.fixture(params=["tensordict", "ours"], autouse=True)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The class of ``batch``."""
-    if request.param == "tensordict":
-        used = pytest.importorskip("tensordict").TensorDict
-    else:
-        used = tensors.Tensors
-    monkeypatch.setattr(tensors, "kind", lambda: used)
-    yield used
 
 
 def objects(*items: Any) -> Any:
@@ -55,9 +44,9 @@ def frozen(data: Any) -> bool:
 # --- making one ------------------------------------------------------------------------------
 
 
-def test_parts_by_type(kind: Any) -> None:
+def test_parts_by_type() -> None:
     data = DataProto.from_single_dict({"x": torch.ones(3, 2), "t": np.array(["a", "b", "c"])})
-    assert isinstance(data.batch, kind) and len(data) == 3
+    assert isinstance(data.batch, TensorDict) and len(data) == 3
     assert data.non_tensor_batch["t"].dtype == object
     assert data.meta_info == {}
     with pytest.raises(ValueError, match="'x' is a list; it must be a tensor or a numpy array"):
@@ -72,11 +61,11 @@ def test_what_is_refused() -> None:
     with pytest.raises(AssertionError, match="has 2 rows, the batch 3"):
         DataProto.from_dict({"a": torch.ones(3)}, {"c": [1, 2]})
     with pytest.raises(AssertionError, match="dtype=object"):
-        DataProto(tensors.of({"a": torch.ones(2)}, 2), {"c": np.ones(2)})
+        DataProto(TensorDict({"a": torch.ones(2)}, 2), {"c": np.ones(2)})
     with pytest.raises(AssertionError, match="in batch and in non_tensor_batch: 'a'"):
-        DataProto(tensors.of({"a": torch.ones(2)}, 2), {"a": objects(1, 2)})
+        DataProto(TensorDict({"a": torch.ones(2)}, 2), {"a": objects(1, 2)})
     with pytest.raises(AssertionError, match="one batch dimension"):
-        DataProto(tensors.of({"a": torch.ones(2, 3)}, (2, 3)))
+        DataProto(TensorDict({"a": torch.ones(2, 3)}, (2, 3)))
     with pytest.raises(AssertionError, match="needs a batch beside it"):
         DataProto(non_tensor_batch={"c": objects(1)})
 
@@ -109,18 +98,6 @@ def test_indices_and_slices() -> None:
         data["z"]
     with pytest.raises(TypeError, match=r"no item 1\.5"):
         data[1.5]
-
-
-def test_a_batch_by_rows(kind: Any) -> None:
-    batch = rows(3).batch
-    assert tuple(batch.shape) == (3,) and batch[1]["b"] == 1 and len(batch[1:]) == 2
-    assert sorted({**batch}) == ["a", "b"] and [row["b"].item() for row in batch] == [0, 1, 2]
-    bare = kind({}, batch_size=[3])
-    assert len(bare[torch.tensor([True, False, True])]) == 2 and len(bare[::2]) == 2
-    back = pickle.loads(pickle.dumps(copy.deepcopy(batch)))
-    assert type(back) is kind and torch.equal(back["a"], batch["a"]) and len(back) == 3
-    with pytest.raises(IndexError):
-        batch[3]
 
 
 def test_columns_by_item() -> None:
@@ -164,7 +141,7 @@ def test_order_and_copies() -> None:
 
 def test_groups() -> None:
     data = DataProto(
-        tensors.of({"g": torch.tensor([0, 0, 1, 1])}, 4), {"k": objects("A", "B", "A", "A")}
+        TensorDict({"g": torch.tensor([0, 0, 1, 1])}, 4), {"k": objects("A", "B", "A", "A")}
     )
     assert {key: len(group) for key, group in data.group_by("k").items()} == {"A": 3, "B": 1}
     both = data.group_by(["g", "k"])
@@ -224,6 +201,15 @@ def test_union_of_equal_values_of_several_types() -> None:
         data(a=1, n=1).union(data(b=1, n=2))
 
 
+def test_which_of_two_equal_values_a_union_has() -> None:
+    """Its own tensor, as views of it may be held elsewhere; the other's array and meta."""
+    mine, other = rows(2, k=[1]), rows(2, k=[1])
+    tensor, array, meta = mine.batch["a"], other.non_tensor_batch["c"], other.meta_info["k"]
+    mine.union(other)
+    assert mine.batch["a"] is tensor
+    assert mine.non_tensor_batch["c"] is array and mine.meta_info["k"] is meta
+
+
 def test_clone_shares_nothing() -> None:
     for other in (rows(step=[1]).clone(), copy.deepcopy(rows(step=[1]))):
         data = rows(step=[1])
@@ -237,6 +223,10 @@ def test_to_moves_meta_too() -> None:
     data = rows(3, deep={"t": [torch.ones(2), 1]}).to("meta")
     assert data.batch["a"].device.type == "meta"
     assert data.meta_info["deep"]["t"][0].device.type == "meta"
+    shared = rows(3, deep={"t": [torch.ones(2)]})
+    part = shared[:1]
+    shared.to("meta")  # in place, so for all who have that meta
+    assert part.meta_info["deep"]["t"][0].device.type == "meta"
     came = sent(rows(3, step=1)).to("cpu")
     assert torch.equal(came.batch["a"], rows(3).batch["a"]) and came.meta_info == {"step": 1}
     assert came.non_tensor_batch["c"][2] == {"id": 2} and set(came.batch.keys()) == {"a", "b"}
@@ -281,7 +271,7 @@ def test_concat() -> None:
 
 
 def test_concat_of_what_does_not_fit() -> None:
-    with pytest.raises(RuntimeError, match="different tensors"):
+    with pytest.raises(KeyError, match="must have the same keys"):
         DataProto.concat([rows(1), metrics(1)])
     ragged = DataProto.concat([metrics(1, v=np.ones((2, 2))), metrics(1, v=np.ones((3, 3)))])
     assert [v.shape for v in ragged.meta_info["metrics"]["v"]] == [(2, 2), (3, 3)]
@@ -338,9 +328,9 @@ def test_it_travels_inside_other_values() -> None:
     assert back["list"][1].batch is None and back["list"][1].meta_info == {"x": 1}
 
 
-def test_rows_are_views(kind: Any) -> None:
+def test_rows_are_views() -> None:
     back = sent(rows())
-    assert isinstance(back.batch, kind)
+    assert isinstance(back.batch, TensorDict)
     back.batch["a"][0, 0] = 9  # writing is legal
     assert back.batch["a"][0, 0] == 9
 
@@ -425,30 +415,6 @@ def test_waiting_for_refs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proto.rpc_timeout() == 17
 
 
-# --- metrics -----------------------------------------------------------------------------------
-
-
-def test_reduce_metrics() -> None:
-    given = {
-        "loss": [1.0, 3.0],
-        "loss@sum": [1.0, 3.0],
-        "len_max": np.array([1, 5]),
-        "time_p50": (1, 2, 9),
-        "n": 3,
-        "t": torch.ones(2),
-        "none": [],
-    }
-    found = roll.reduce_metrics(given)
-    assert found is given
-    t = found.pop("t")
-    assert torch.equal(t, torch.ones(2))
-    assert found == {
-        "loss": 2.0,
-        "loss@sum": 4.0,
-        "len_max": 5.0,
-        "time_p50": 2.0,
-        "n": 3,
-        "none": [],
-    }
-    with pytest.raises(ValueError, match="asks for 'median'"):
-        roll.reduce_metrics({"x@median": [1]})
+def test_tensors_are_no_lists_of_metrics() -> None:
+    found = roll.reduce_metrics({"t": torch.ones(2), "l": [1, 3]})
+    assert torch.equal(found["t"], torch.ones(2)) and found["l"] == 2.0

@@ -6,12 +6,14 @@ Pipelines subclass it and read its fields; the head gets what Muster's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from ..._config import WorkerConfig as Native
-from .mapping import parse_mapping
+from ..._config import device_ids
 
 
 @dataclass
@@ -26,8 +28,7 @@ class StrategyArguments:
             self.strategy_config = {}
 
 
-@dataclass
-class Arguments:
+class Arguments(SimpleNamespace):
     """What stands for arguments of models and training where a pipeline has no class for them.
 
     Any attribute can be set; one that was not is None.
@@ -43,21 +44,10 @@ class Arguments:
         return dict(vars(self))
 
 
-def _as_arguments(given: Any) -> Any:
-    """Arguments, where a dict of a YAML file stands for them; what has a class stays."""
-    if not isinstance(given, Mapping):
-        return given
-    made = Arguments()
-    vars(made).update(given)
-    return made
-
-
 #: Strategies that say by their settings how many GPUs a worker has.
 _BY_SETTINGS = ("vllm", "vllm_omni")
 #: Strategies whose workers may have several GPUs each.
 _SEVERAL_GPUS = ("hf_infer", "sglang", *_BY_SETTINGS)
-
-
 #: Rows of a training step on one device, where a pipeline does not say.
 _TRAIN_ROWS = 8
 
@@ -135,17 +125,20 @@ class WorkerConfig(Native, _Fields):
     num_gpus_per_worker: int | None = 1
     max_concurrency: int | None = 1
     system_envs: dict[str, Any] = field(default_factory=dict)  # as YAML has them
+    rank_env: bool = True  # ROLL's system_envs come last
+    span_nodes: bool = True  # and its workers may have devices of several nodes
 
     def __post_init__(self) -> None:
         for name in ("model_args", "training_args", "data_args", "generating_args"):
-            setattr(self, name, _as_arguments(getattr(self, name)))
+            if isinstance(getattr(self, name), Mapping):  # of a YAML file
+                setattr(self, name, Arguments(**getattr(self, name)))
         if self.use_dynamic_batching_in_train or self.use_dynamic_batching_in_infer:
             self.use_sequence_packing = False  # it is one or the other
         self._size_by_strategy()
         if self.device_mapping is None:
             self.num_gpus_per_worker = 0
         else:
-            self.device_mapping = parse_mapping(self.device_mapping)
+            self.device_mapping = device_ids(self.device_mapping)
             entries, each = len(self.device_mapping), self.num_gpus_per_worker or 1
             assert entries % each == 0, (
                 f"device_mapping has {entries} entries, which num_gpus_per_worker={each} does not "
@@ -162,10 +155,12 @@ class WorkerConfig(Native, _Fields):
             setattr(self.training_args, dtype, True)
 
     def _size_by_strategy(self) -> None:
-        args = self.strategy_args
+        given: Any = self.strategy_args
+        args = StrategyArguments(**given) if isinstance(given, Mapping) else given
+        self.strategy_args = args
         if args is None:
             return
-        name, sizes = _strategy_of(args)
+        name, sizes = args.strategy_name, args.strategy_config or {}
         if self.offload_nccl and name in _BY_SETTINGS:
             raise ValueError(f"offload_nccl is not for {name}: leave it out")
         if "megatron" not in name:  # no other strategy packs
@@ -173,20 +168,19 @@ class WorkerConfig(Native, _Fields):
         if name not in _SEVERAL_GPUS and (self.num_gpus_per_worker or 1) > 1:
             self.num_gpus_per_worker = 1
         if name in _BY_SETTINGS:
-            tensor, pipeline = (sizes.get(f"{axis}_parallel_size", 1) for axis in _WITHIN)
-            self.num_gpus_per_worker = int(tensor) * int(pipeline)
+            within = ("tensor_parallel_size", "pipeline_parallel_size")
+            self.num_gpus_per_worker = math.prod(int(sizes.get(size, 1)) for size in within)
 
     def _auto_fill_packing_lengths(self, sequence_length: int) -> None:
         """Fill in the lengths of packed sequences that nobody gave: ROLL's pipelines call it."""
         if not self.use_sequence_packing:
             return
-        packing = self.sequence_packing_args
-        if packing.max_packed_sequence_length_forward is None:
-            packing.max_packed_sequence_length_forward = sequence_length * self.infer_batch_size
-        if packing.max_packed_sequence_length_train is None:
-            each = getattr(self.training_args, "per_device_train_batch_size", None)
-            rows = _TRAIN_ROWS if each is None else each
-            packing.max_packed_sequence_length_train = sequence_length * rows
+        each = getattr(self.training_args, "per_device_train_batch_size", None)
+        trained = _TRAIN_ROWS if each is None else each
+        for stage, rows in (("forward", self.infer_batch_size), ("train", trained)):
+            name = f"max_packed_sequence_length_{stage}"
+            if getattr(self.sequence_packing_args, name) is None:
+                setattr(self.sequence_packing_args, name, sequence_length * rows)
 
     # --- for the head ----------------------------------------------------------------------
 
@@ -200,15 +194,4 @@ class WorkerConfig(Native, _Fields):
         spec = super().to_spec(name)
         if (self.max_concurrency or 1) <= 1:  # of a class with async methods that is the default
             spec["max_concurrency"] = 0
-        spec["rank_env"] = True  # ROLL's system_envs come last
-        spec["span_nodes"] = True  # and its workers may have devices of several nodes
         return spec
-
-
-_WITHIN = ("tensor", "pipeline")
-
-
-def _strategy_of(args: Any) -> tuple[str, Mapping[str, Any]]:
-    if isinstance(args, Mapping):
-        return str(args.get("strategy_name", "")), args.get("strategy_config") or {}
-    return str(getattr(args, "strategy_name", "")), getattr(args, "strategy_config", None) or {}

@@ -32,6 +32,8 @@ BIND_WORKER_METHOD_FLAG = "BIND_WORKER_METHOD_FLAG"
 FIRST = (Dispatch.DP_MP_DISPATCH_FIRST, Dispatch.DP_MP_DISPATCH_FIRST_COLLECT_ALL)
 #: Modes whose arguments are cut by rows.
 BY_ROWS = (*FIRST, Dispatch.DP_MP_COMPUTE, Dispatch.DP_MP_COMPUTE_COLLECT_ALL)
+#: What a mode of one's own is made of.
+_FUNCTIONS = ("dispatch_fn", "collect_fn")
 
 
 def register(
@@ -51,18 +53,18 @@ def register(
     assert isinstance(dispatch_mode, (Dispatch, dict)), (
         f"dispatch_mode is {dispatch_mode!r}; it is a Dispatch or a dict"
     )
-    if isinstance(dispatch_mode, dict):
-        for key in ("dispatch_fn", "collect_fn"):
-            assert key in dispatch_mode, f"a dispatch_mode that is a dict needs {key!r}"
-        functions = {key: dispatch_mode[key] for key in ("dispatch_fn", "collect_fn")}
     assert isinstance(execute_mode, Execute), f"execute_mode is {execute_mode!r}; it is an Execute"
-    native = mark(functions if isinstance(dispatch_mode, dict) else dispatch_mode, execute_mode)
-    first = dispatch_mode in FIRST
+    mode: Any = dispatch_mode
+    if isinstance(dispatch_mode, dict):
+        for key in _FUNCTIONS:
+            assert key in dispatch_mode, f"a dispatch_mode that is a dict needs {key!r}"
+        mode = {key: dispatch_mode[key] for key in _FUNCTIONS}
+    native = mark(mode, execute_mode)
 
     @contextmanager
     def around(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
-        if first:
-            _drop_rows(args, kwargs)
+        if dispatch_mode in FIRST:
+            _drop_rows(*args, *kwargs.values())
         yield
         if clear_cache:
             _clear_cache()
@@ -87,14 +89,13 @@ def register(
     return decorate
 
 
-def _drop_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _drop_rows(worker: Any, *given: Any) -> None:
     """Where the rows went to another rank, what came is meta alone, as in ROLL."""
-    info = getattr(args[0], "rank_info", None) if args else None
-    if info is None or (info.tp_rank, info.cp_rank, info.pp_rank) == (0, 0, 0):
-        return
-    for arg in chain(args[1:], kwargs.values()):
-        if isinstance(arg, DataProto):
-            arg._withhold()
+    info = getattr(worker, "rank_info", None)
+    if info is not None and not _is_first(info):
+        for arg in given:
+            if isinstance(arg, DataProto):
+                arg._withhold()
 
 
 def _clear_cache() -> None:
@@ -108,52 +109,69 @@ def _clear_cache() -> None:
 # --- dispatch ------------------------------------------------------------------------------
 
 
+def mapped(
+    act: Callable[[str, Any], Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Spread:
+    """What becomes of each argument, which has a name for messages."""
+    return (
+        tuple(act(f"argument {at}", arg) for at, arg in enumerate(args)),
+        {name: act(f"argument {name!r}", arg) for name, arg in kwargs.items()},
+    )
+
+
 def dispatch_one_to_all(cluster: Any, *args: Any, **kwargs: Any) -> Spread:
     """Every argument to every rank."""
-    world = cluster.world_size
-    return tuple([arg] * world for arg in args), {k: [v] * world for k, v in kwargs.items()}
+    return mapped(lambda _, arg: [arg] * cluster.world_size, args, kwargs)
 
 
 def dispatch_all_to_all(cluster: Any, *args: Any, **kwargs: Any) -> Spread:
     """Element r of every argument to rank r."""
-    for label, arg in labelled(args, kwargs):
+
+    def checked(label: str, arg: Any) -> Any:
         assert isinstance(arg, (tuple, list)) and len(arg) == cluster.world_size, (
-            f"{label} needs an element for each of {cluster.world_size} ranks; it is {shown(arg)}"
+            f"{label} needs an element for each of {cluster.world_size} ranks; it is {_shown(arg)}"
         )
-    return args, kwargs
+        return arg
+
+    return mapped(checked, args, kwargs)
 
 
 def dispatch_dp_mp_compute(cluster: Any, *args: Any, **kwargs: Any) -> Spread:
     """Part dp_rank of every argument, cut into dp_size parts."""
-    return _over_dp(cluster, False, args, kwargs)
+    infos = _infos(cluster)
+
+    def spread(label: str, arg: Any) -> list[Any]:
+        parts = _parts(label, arg, cluster.dp_size)
+        return [parts[info.dp_rank] for info in infos]
+
+    return mapped(spread, args, kwargs)
 
 
 def dispatch_dp_mp_dispatch_first(cluster: Any, *args: Any, **kwargs: Any) -> Spread:
     """As `dispatch_dp_mp_compute`; but of a DataProto, ranks other than the first of their dp
     rank get the meta alone."""
-    return _over_dp(cluster, True, args, kwargs)
+    firsts = [*map(_is_first, _infos(cluster))]
 
-
-def _over_dp(cluster: Any, first: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spread:
-    size, infos = cluster.dp_size, _infos(cluster)
-
-    def spread(label: str, arg: Any) -> list[Any]:
-        parts = _parts(label, arg, size)
-        dealt = [parts[info.dp_rank] for info in infos]
-        if not first:
-            return dealt
+    def spread(_: str, parts: list[Any]) -> list[Any]:
         return [
-            DataProto(meta_info=part.meta_info)
-            if isinstance(part, DataProto) and (info.tp_rank, info.cp_rank, info.pp_rank) != _FIRST
-            else part
-            for info, part in zip(infos, dealt, strict=True)
+            part
+            if first or not isinstance(part, DataProto)
+            else DataProto(meta_info=part.meta_info)
+            for part, first in zip(parts, firsts, strict=True)
         ]
 
-    dealt = [spread(label, arg) for label, arg in labelled(args, kwargs)]
-    return tuple(dealt[: len(args)]), dict(zip(kwargs, dealt[len(args) :], strict=True))
+    return mapped(spread, *dispatch_dp_mp_compute(cluster, *args, **kwargs))
 
 
-_FIRST = (0, 0, 0)
+def _infos(cluster: Any) -> list[Any]:
+    """Each rank's place: asked for at once, or one by one of what only stands for a cluster."""
+    if isinstance(cluster, Cluster):
+        return cluster.worker_rank_info
+    return [cluster.get_rank_info(rank=rank) for rank in range(cluster.world_size)]
+
+
+def _is_first(info: Any) -> bool:
+    return (info.tp_rank, info.cp_rank, info.pp_rank) == (0, 0, 0)
 
 
 def _parts(label: str, arg: Any, size: int) -> Sequence[Any]:
@@ -180,33 +198,17 @@ def check_cut(label: str, arg: Any, size: int) -> None:
         )
     else:
         assert hasattr(arg, "chunk"), (
-            f"{label} is {shown(arg)}, which cannot be cut: it takes a list, a DataProto, or what "
+            f"{label} is {_shown(arg)}, which cannot be cut: it takes a list, a DataProto, or what "
             "has a method chunk"
         )
 
 
-def labelled(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments, each with a name for messages."""
-    return [
-        *((f"argument {at}", arg) for at, arg in enumerate(args)),
-        *((f"argument {name!r}", arg) for name, arg in kwargs.items()),
-    ]
-
-
-def shown(arg: Any) -> str:
-    """What an argument is, for messages."""
+def _shown(arg: Any) -> str:
     size = f" of {len(arg)}" if hasattr(arg, "__len__") else ""
     return f"a {type(arg).__name__}{size}"
 
 
 # --- collect -------------------------------------------------------------------------------
-
-
-def _infos(cluster: Any) -> list[Any]:
-    """Each rank's place: asked for at once, or one by one of what only stands for a cluster."""
-    if isinstance(cluster, Cluster):
-        return cluster.worker_rank_info
-    return [cluster.get_rank_info(rank=rank) for rank in range(cluster.world_size)]
 
 
 def collect_all_to_all(cluster: Any, output: list[Any]) -> list[Any]:

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ... import _adapters, _metas
+from ..._arrays import importing
 from ..._batch import Batch
-from . import tensors
-from .merging import custom_np_concatenate, merged_meta, unite
-from .tensors import of as _tensors_of
+from .. import ray
+from .merging import by_key, custom_np_concatenate, is_tensor, merged_meta, unite
 
 _FROM_ENVIRONMENT: Any = object()
 #: The column that is sent where there are rows and no columns.
@@ -38,8 +38,8 @@ class DataProto:
     ) -> None:
         self._frozen: Batch | None = None
         self._batch = batch
-        self._arrays: dict[str, Any] = non_tensor_batch if non_tensor_batch is not None else {}
-        self._meta: dict[str, Any] | None = meta_info if meta_info is not None else {}
+        self._arrays: dict[str, Any] = {} if non_tensor_batch is None else non_tensor_batch
+        self._meta: dict[str, Any] | None = {} if meta_info is None else meta_info
         self.check_consistency()
 
     # --- how it travels --------------------------------------------------------------------
@@ -69,9 +69,9 @@ class DataProto:
             return
         self._meta = self.meta_info
         if batch.columns:
-            ours, self._arrays = _adapters.halves(_read(batch))
+            tensors, self._arrays = _adapters.halves(_read(batch))
             self._arrays.pop(_ROWS, None)
-            self._batch = tensors.of(ours, len(batch))
+            self._batch = _tensordict(tensors, len(batch))
         self._frozen = None
 
     def _withhold(self) -> None:
@@ -97,32 +97,24 @@ class DataProto:
     @property
     def batch(self) -> Any:
         """The tensors: a TensorDict, or None."""
-        if self._frozen is not None:
-            self._thaw()
+        self._thaw()
         return self._batch
 
     @batch.setter
     def batch(self, value: Any) -> None:
         self._thaw()
-        if value is not None:
-            value = value.copy()
-            for name in [name for name in self._arrays if name in value.keys()]:  # noqa: SIM118
-                del value[name]
-        self._batch = value
+        self._batch = None if value is None else value.exclude(*self._arrays)
         self.check_consistency()
 
     @property
     def non_tensor_batch(self) -> dict[str, Any]:
         """Arrays of objects by name."""
-        if self._frozen is not None:
-            self._thaw()
+        self._thaw()
         return self._arrays
 
     @non_tensor_batch.setter
     def non_tensor_batch(self, value: dict[str, Any]) -> None:
-        self._thaw()
-        ours = () if self._batch is None else self._batch.keys()
-        self._arrays = {name: array for name, array in value.items() if name not in ours}
+        self._arrays = {name: array for name, array in value.items() if not self._is_tensor(name)}
         self.check_consistency()
 
     @property
@@ -148,7 +140,7 @@ class DataProto:
         if not arrays:
             return
         assert batch is not None, "non_tensor_batch needs a batch beside it, if an empty one"
-        both = [name for name in arrays if name in batch.keys()]  # noqa: SIM118  (a TensorDict)
+        both = [name for name in arrays if self._is_tensor(name)]
         assert not both, f"in batch and in non_tensor_batch: {', '.join(map(repr, both))}"
         for name, array in arrays.items():
             assert isinstance(array, np.ndarray) and array.dtype == object, (
@@ -159,12 +151,13 @@ class DataProto:
                 f"non_tensor_batch[{name!r}] has {len(array)} rows, the batch {len(batch)}"
             )
 
+    def _is_tensor(self, name: str) -> bool:
+        return self.batch is not None and name in self.batch.keys()  # noqa: SIM118
+
     def __len__(self) -> int:
         if self._frozen is not None:
             return len(self._frozen)
-        if self._batch is not None:
-            return int(self._batch.batch_size[0])
-        return 0
+        return 0 if self._batch is None else int(self._batch.batch_size[0])
 
     def __repr__(self) -> str:
         return (
@@ -177,18 +170,7 @@ class DataProto:
     @classmethod
     def from_single_dict(cls, data: Mapping[str, Any], meta_info: Any = None) -> DataProto:
         """One of tensors and arrays, told apart by their type."""
-        ours: dict[str, Any] = {}
-        arrays: dict[str, Any] = {}
-        for name, value in data.items():
-            if tensors.is_tensor(value):
-                ours[name] = value
-            elif isinstance(value, np.ndarray):
-                arrays[name] = value
-            else:
-                raise ValueError(
-                    f"{name!r} is a {type(value).__name__}; it must be a tensor or a numpy array"
-                )
-        return cls.from_dict(ours, arrays, meta_info)
+        return cls.from_dict(*_by_type(data, ValueError), meta_info)
 
     @classmethod
     def from_dict(
@@ -204,33 +186,32 @@ class DataProto:
         if non_tensors is not None:
             assert num_batch_dims == 1, "with non_tensors there is one batch dimension"
             assert isinstance(non_tensors, Mapping), "non_tensors is a dict"
-        first = next(iter(tensors))
-        size = tensors[first].shape[:num_batch_dims]
-        for name, tensor in tensors.items():
-            assert tensor.shape[:num_batch_dims] == size, (
-                f"tensors of one DataProto have the same batch size: {first!r} has {tuple(size)}, "
-                f"{name!r} has {tuple(tensor.shape[:num_batch_dims])}"
-            )
+        sizes = {name: tuple(tensor.shape[:num_batch_dims]) for name, tensor in tensors.items()}
+        told = ", ".join(f"{name!r} has {size}" for name, size in sizes.items())
+        size, *others = set(sizes.values())
+        assert not others, f"tensors of one DataProto have the same batch size: {told}"
         arrays = {name: custom_np_concatenate([rows]) for name, rows in (non_tensors or {}).items()}
-        return cls(_tensors_of(tensors, size), arrays, meta_info)
+        return cls(_tensordict(tensors, *size), arrays, meta_info)
 
     # --- rows ------------------------------------------------------------------------------
 
     def __getitem__(self, item: Any) -> Any:
         if isinstance(item, slice):
-            return self.slice(item.start, item.stop, item.step)
+            return self._of_rows(item)
         if isinstance(item, (int, np.integer)):
             # Of the last row, to the end: what follows -1 is not 0.
             return self.slice(int(item), None if item == -1 else int(item) + 1)
         if isinstance(item, str):
-            if self.batch is not None and item in self.batch.keys():  # noqa: SIM118
-                return self.batch[item]
-            if item in self.non_tensor_batch:
-                return self.non_tensor_batch[item]
-            raise KeyError(f"no column {item!r}, neither in batch nor in non_tensor_batch")
-        if isinstance(item, (list, np.ndarray)) or tensors.is_tensor(item):
+            columns = self._columns()
+            if item not in columns:
+                raise KeyError(f"no column {item!r}, neither in batch nor in non_tensor_batch")
+            return columns[item]
+        if isinstance(item, (list, np.ndarray)) or is_tensor(item):
             return self.select_idxs(item)
         raise TypeError(f"a DataProto has no item {item!r}: it takes rows or a column's name")
+
+    def _columns(self) -> dict[str, Any]:
+        return {**({} if self.batch is None else self.batch), **self.non_tensor_batch}
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
@@ -241,44 +222,32 @@ class DataProto:
         if not isinstance(name, str):
             raise TypeError(f"a column's name is text, not {name!r}")
         self[name]  # or there is none
-        if self.non_tensor_batch.pop(name, None) is None:
-            del self.batch[name]
+        del (self.batch if self._is_tensor(name) else self.non_tensor_batch)[name]
 
     def update(self, other: Mapping[str, Any]) -> None:
         """Put columns in, each by its type into ``batch`` or ``non_tensor_batch``."""
-        for name, value in other.items():
-            if tensors.is_tensor(value):
-                assert self.batch is not None, "there is no batch to put a tensor in"
-                self.non_tensor_batch.pop(name, None)
-                self.batch[name] = value
-            elif isinstance(value, np.ndarray):
-                if self.batch is not None and name in self.batch.keys():  # noqa: SIM118
-                    del self.batch[name]
-                self.non_tensor_batch[name] = value
-            else:
-                raise TypeError(
-                    f"{name!r} is a {type(value).__name__}; it must be a tensor or a numpy array"
-                )
+        tensors, arrays = _by_type(other, TypeError)
+        for name, tensor in tensors.items():
+            assert self.batch is not None, "there is no batch to put a tensor in"
+            self.non_tensor_batch.pop(name, None)
+            self.batch[name] = tensor
+        for name, array in arrays.items():
+            if self._is_tensor(name):
+                del self.batch[name]
+            self.non_tensor_batch[name] = array
 
     def slice(self, start: Any = None, end: Any = None, step: Any = None) -> DataProto:
         """Some of the rows."""
-        rows = slice(start, end, step)
-        return self._of_rows(rows, rows)
+        return self._of_rows(slice(start, end, step))
 
     def select_idxs(self, idxs: Any) -> DataProto:
         """The rows of these indices, or where a mask is true."""
-        rows = np.asarray(idxs.detach().cpu() if tensors.is_tensor(idxs) else idxs)
-        if not rows.size:
-            rows = rows.astype(np.int64)
-        if self.batch is None:
-            return self._made(None, {})
-        import torch
+        rows = np.asarray(idxs.detach().cpu() if is_tensor(idxs) else idxs)
+        return self._of_rows(rows if rows.size else rows.astype(np.int64))
 
-        return self._of_rows(torch.from_numpy(rows), rows)
-
-    def _of_rows(self, of_tensors: Any, of_arrays: Any) -> DataProto:
-        arrays = {name: array[of_arrays] for name, array in self.non_tensor_batch.items()}
-        return self._made(None if self.batch is None else self.batch[of_tensors], arrays)
+    def _of_rows(self, rows: Any) -> DataProto:
+        arrays = {name: array[rows] for name, array in self.non_tensor_batch.items()}
+        return self._made(None if self.batch is None else self.batch[rows], arrays)
 
     def chunk(self, chunks: int) -> list[DataProto]:
         """So many parts of consecutive rows, larger ones first; of meta alone, copies of it."""
@@ -300,26 +269,20 @@ class DataProto:
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> DataProto:
         """The rows so many times: copies of a row beside each other, or all after all."""
-        at = np.arange(len(self))
-        return self.select_idxs(
-            np.repeat(at, repeat_times) if interleave else np.tile(at, repeat_times)
-        )
+        repeated = np.repeat if interleave else np.tile
+        return self.select_idxs(repeated(np.arange(len(self)), repeat_times))
 
     def group_by(self, keys: str | list[str]) -> dict[str, DataProto]:
         """Rows of equal values, by these values as text, joined by "|"."""
-        names = self.validate_input(keys)
+        names, columns = self.validate_input(keys), self._columns()
         assert names, "there must be a key to group by"
-        columns = []
         for name in names:
-            if self.batch is not None and name in self.batch.keys():  # noqa: SIM118
-                columns.append([str(row.numpy()) for row in self.batch[name]])
-            elif name in self.non_tensor_batch:
-                columns.append([str(row) for row in self.non_tensor_batch[name]])
-            else:
+            if name not in columns:
                 raise KeyError(f"Grouping key '{name}' is no column of the data")
+        values = [map(str, np.asarray(columns[name])) for name in names]
         groups: dict[str, list[int]] = {}
-        for at, values in enumerate(zip(*columns, strict=True)):
-            groups.setdefault("|".join(values), []).append(at)
+        for at, row in enumerate(zip(*values, strict=True)):
+            groups.setdefault("|".join(row), []).append(at)
         return {value: self.select_idxs(rows) for value, rows in groups.items()}
 
     @staticmethod
@@ -332,13 +295,10 @@ class DataProto:
         if len(data) == 1:
             return data[0]
         batches = [one.batch for one in data if one.batch is not None]
-        names: dict[str, list[Any]] = {}
-        for one in data:
-            for name, array in one.non_tensor_batch.items():
-                names.setdefault(name, []).append(array)
+        columns = by_key(one.non_tensor_batch for one in data)
         return DataProto(
-            tensors.concat(batches) if batches else None,
-            {name: custom_np_concatenate(arrays) for name, arrays in names.items()},
+            importing("torch").cat(batches) if batches else None,
+            {name: custom_np_concatenate(arrays) for name, arrays in columns.items()},
             merged_meta([one.meta_info for one in data], global_keys),
         )
 
@@ -350,19 +310,16 @@ class DataProto:
         timeout: float | None = _FROM_ENVIRONMENT,
     ) -> DataProto:
         """Wait for refs and concatenate what comes; of wrapped ones, what counts."""
-        from .. import ray
-
         if isinstance(data_refs, (DataProto, ray.ObjectRef, ObjectRefWrap)):
             data_refs = [data_refs]
         if timeout is _FROM_ENVIRONMENT:
             timeout = rpc_timeout()
-        refs = [ref.obj_ref if isinstance(ref, ObjectRefWrap) else ref for ref in data_refs]
-        got = ray.get(refs, timeout=timeout)
-        kept = [
-            one
-            for one, ref in zip(got, data_refs, strict=True)
-            if not isinstance(ref, ObjectRefWrap) or ref.collected
+        refs = [
+            ref if isinstance(ref, ObjectRefWrap) else ObjectRefWrap(ref, collected=True)
+            for ref in data_refs
         ]
+        got = ray.get([ref.obj_ref for ref in refs], timeout=timeout)
+        kept = [one for one, ref in zip(got, refs, strict=True) if ref.collected]
         return DataProto.concat(kept, global_keys=global_keys)
 
     # --- columns ---------------------------------------------------------------------------
@@ -384,16 +341,16 @@ class DataProto:
         deepcopy: bool = False,
     ) -> DataProto:
         """These columns and metas alone; all of a part that none are named of."""
-        batch, arrays, meta = self.batch, self.non_tensor_batch, self.meta_info
-        if batch_keys is not None:
-            batch = batch.select(*batch_keys)
-        if non_tensor_batch_keys is not None:
-            wanted = set(non_tensor_batch_keys)
-            arrays = {name: array for name, array in arrays.items() if name in wanted}
-        if meta_info_keys is not None:
-            wanted = set(meta_info_keys)
-            meta = {key: value for key, value in meta.items() if key in wanted}
-        made = type(self)(batch=batch, non_tensor_batch=arrays, meta_info=meta)
+
+        def only(part: dict[str, Any], keys: Iterable[str] | None) -> dict[str, Any]:
+            wanted = None if keys is None else set(keys)
+            return part if wanted is None else {key: part[key] for key in part if key in wanted}
+
+        made = type(self)(
+            self.batch if batch_keys is None else self.batch.select(*batch_keys),
+            only(self.non_tensor_batch, non_tensor_batch_keys),
+            only(self.meta_info, meta_info_keys),
+        )
         return made.clone() if deepcopy else made
 
     def pop(
@@ -401,23 +358,19 @@ class DataProto:
     ) -> DataProto:
         """Take columns and metas out, as a DataProto of their own."""
         assert batch_keys is not None, "pop takes batch_keys, if an empty list"
-        rows = len(self)
-        ours, arrays, meta = (
-            {key: part.pop(key) for key in self._those(keys, part)}
-            for keys, part in (
-                (batch_keys, self.batch),
-                (non_tensor_batch_keys, self.non_tensor_batch),
-                (meta_info_keys, self.meta_info),
-            )
-        )
-        return DataProto(_tensors_of(ours, rows), arrays, meta)
 
-    def _those(self, keys: Any, part: Any) -> list[str]:
-        names: list[str] = self.validate_input(keys) or []
-        for name in names:
-            known = list(part.keys())
-            assert name in known, f"there is no {name!r} to pop: there is {known}"
-        return names
+        def taken(part: Any, keys: Any) -> dict[str, Any]:
+            names = self.validate_input(keys) or []
+            for name in names:
+                known = list(part.keys())
+                assert name in known, f"there is no {name!r} to pop: there is {known}"
+            return {name: part.pop(name) for name in names}
+
+        return DataProto(
+            _tensordict(taken(self.batch, batch_keys), len(self)),
+            taken(self.non_tensor_batch, non_tensor_batch_keys),
+            taken(self.meta_info, meta_info_keys),
+        )
 
     def rename(self, old_keys: Any = None, new_keys: Any = None) -> DataProto:
         """Give tensors other names, in place."""
@@ -432,7 +385,7 @@ class DataProto:
     def union(self, other: DataProto) -> DataProto:
         """Take in the columns and metas of another one, in place; what both have must agree."""
         if self.batch is None and other.batch is not None:
-            self._batch = _tensors_of(dict(other.batch.items()), len(other))
+            self._batch = other.batch.copy()
         elif other.batch is not None:
             assert len(self) == len(other), (
                 f"a union is of the same rows: {len(self)} and {len(other)}"
@@ -450,10 +403,10 @@ class DataProto:
         came, batch = self._frozen, self.batch
         if batch is not None and came is not None:  # quicker than from an ordinary view
             with suppress(ValueError):  # several types
-                batch = tensors.of(came.to_torch(device, list(batch.keys())), len(came))
+                batch = _tensordict(came.to_torch(device, list(batch.keys())), len(came))
         if batch is not None:
             self._batch = batch.to(device)
-        self.meta_info = _moved(self.meta_info, device)
+        _move(self.meta_info, device)
         return self
 
     @classmethod
@@ -473,9 +426,9 @@ class DataProto:
     def clone(self) -> DataProto:
         """A copy that shares nothing."""
         return type(self)(
-            batch=None if self.batch is None else self.batch.clone(),
-            non_tensor_batch={n: np.copy(array) for n, array in self.non_tensor_batch.items()},
-            meta_info=copy.deepcopy(self.meta_info),
+            None if self.batch is None else self.batch.clone(),
+            {name: np.copy(array) for name, array in self.non_tensor_batch.items()},
+            copy.deepcopy(self.meta_info),
         )
 
     def make_iterator(
@@ -527,22 +480,35 @@ def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataPr
     assert isinstance(data, DataProto), f"data is a {type(data).__name__}, not a DataProto"
     rows = len(data)
     pad = -rows % size_divisor if rows else 0
-    if not pad:
-        return data, 0
-    padded = data.select_idxs(np.resize(np.arange(rows), rows + pad))
-    return padded, pad
+    return data.select_idxs(np.resize(np.arange(rows), rows + pad)) if pad else data, pad
 
 
 def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
     """The data without the last ``pad_size`` rows."""
-    unpadded: DataProto = data[:-pad_size] if pad_size else data
-    return unpadded
+    return data.slice(None, -pad_size) if pad_size else data
 
 
 def rpc_timeout() -> int | None:
     """Seconds that a blocking call may take, by the environment's ``roll_RPC_TIMEOUT``."""
     text = os.environ.get("roll_RPC_TIMEOUT")  # noqa: SIM112  (so it is called)
     return None if text is None else int(text)
+
+
+def _tensordict(tensors: Mapping[str, Any], *size: int) -> Any:
+    return importing("tensordict").TensorDict(dict(tensors), batch_size=size)
+
+
+def _by_type(
+    columns: Mapping[str, Any], error: type[Exception]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors and the arrays, or the error for all else."""
+    for name, value in columns.items():
+        if not isinstance(value, np.ndarray) and not is_tensor(value):
+            raise error(
+                f"{name!r} is a {type(value).__name__}; it must be a tensor or a numpy array"
+            )
+    tensors = {name: value for name, value in columns.items() if is_tensor(value)}
+    return tensors, {name: value for name, value in columns.items() if name not in tensors}
 
 
 def _read(batch: Batch) -> dict[str, Any]:
@@ -556,16 +522,16 @@ def _read(batch: Batch) -> dict[str, Any]:
 def _joined(batch: Batch, name: str) -> Any:
     part = batch._part(name)
     values = [at.block.read(part.columns[name], at.rows) for at in part.pieces if len(at.rows)]
-    if not values or not all(map(tensors.is_tensor, values)):
+    if not values or not all(map(is_tensor, values)):
         return batch[name]
-    import torch
-
-    return torch.cat(values)
+    return importing("torch").cat(values)
 
 
-def _moved(value: Any, device: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _moved(one, device) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_moved(one, device) for one in value]
-    return value.to(device) if tensors.is_tensor(value) else value
+def _move(value: Any, device: Any) -> Any:
+    """Bring tensors to a device; the dicts and lists that they are in stay the same."""
+    if is_tensor(value):
+        return value.to(device)
+    if isinstance(value, (dict, list)):
+        for key, one in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[key] = _move(one, device)
+    return value

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import _errors
+from ..._config import device_ids
 from ..._resources import ResourceManager as Pool
 from .. import ray
 from ..ray.util.placement_group import Bundle, PlacementGroup
-from .mapping import parse_mapping
 
 
 class ResourceManager:
@@ -27,8 +27,7 @@ class ResourceManager:
             self.pool = Pool(num_gpus_per_node, num_nodes)
         except _errors.ResourceError as error:
             raise AssertionError(str(error)) from error  # as ROLL says it
-        self.num_nodes = num_nodes
-        self.gpu_per_node = num_gpus_per_node
+        self.num_nodes, self.gpu_per_node = num_nodes, num_gpus_per_node
         self.num_gpus = num_gpus_per_node * num_nodes
         self.node_ranks = list(range(num_nodes))
         self.node2pg = {rank: _group_of(self.pool, rank) for rank in self.node_ranks}
@@ -62,8 +61,7 @@ class ResourceManager:
 
         if not device_mapping:
             return [[place(rank % self.num_nodes, None)] for rank in range(world_size)]
-        assert self.gpu_per_node, f"device_mapping={device_mapping!r}, but the nodes have no GPUs"
-        ids = parse_mapping(device_mapping)
+        ids, gpus = device_ids(device_mapping), self.num_nodes * self.gpu_per_node
         each = len(ids) // world_size
         if not each:
             raise ValueError(
@@ -73,10 +71,10 @@ class ResourceManager:
         assert len(ids) == each * world_size, (
             f"device_mapping has {len(ids)} entries, which world_size={world_size} does not divide"
         )
-        beyond = [at for at in ids if at // self.gpu_per_node >= self.num_nodes]
+        beyond = [at for at in ids if at >= gpus]
         assert not beyond, (
             f"device_mapping names {beyond}, but the nodes have {self.num_nodes} x "
-            f"{self.gpu_per_node} GPUs, 0 to {self.num_nodes * self.gpu_per_node - 1}"
+            f"{self.gpu_per_node} GPUs, 0 to {gpus - 1}"
         )
         places = [place(*divmod(at, self.gpu_per_node)) for at in ids]
         return [places[at : at + each] for at in range(0, len(places), each)]

@@ -1,11 +1,11 @@
-"""The base of ROLL's worker classes, on Muster's."""
+"""The base of ROLL's worker classes, on Muster's; and the actor that keeps values for them."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,9 +20,52 @@ from ..ray import _state, _workers
 from .config import WorkerConfig
 from .modes import register
 from .proto import DataProto
-from .storage import shared_storage
 
 _log = logging.getLogger("muster.compat.roll")
+
+
+@ray.remote
+class SharedStorage:
+    """Values by key, for all workers of the session. Calls come one after another."""
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+
+    def put(self, key: Any, data: Any) -> None:
+        """Keep a value."""
+        self._values[key] = data
+
+    def put_if_absent(self, key: Any, data: Any) -> bool:
+        """Keep a value where there is none; whether it was kept."""
+        absent = key not in self._values
+        self._values.setdefault(key, data)
+        return absent
+
+    def get(self, key: Any) -> Any:
+        """A value, or None."""
+        return self._values.get(key)
+
+
+def _shared_storage() -> Any:
+    """The session's one, made at its first use, under the name that ROLL gives it."""
+    actor: Any = SharedStorage
+    options = {"name": "SHARED_STORAGE_ACTOR", "namespace": _workers.NAMESPACE}
+    return actor.options(get_if_exists=True, **options).remote()
+
+
+def _by_strategy(name: str, pass_on: bool = True) -> Callable[..., None]:
+    """A worker's method that has its strategy do what it says, where there is one."""
+
+    def method(self: Worker, *args: Any, **kwargs: Any) -> None:
+        if self.strategy is None:
+            self.logger.warning("%s has no strategy: %s does nothing", self.worker_name, name)
+        elif pass_on:
+            getattr(self.strategy, name)(*args, **kwargs)
+        else:
+            getattr(self.strategy, name)()
+
+    method.__name__, method.__qualname__ = name, f"Worker.{name}"
+    return method
 
 
 class Worker(Native):
@@ -31,7 +74,9 @@ class Worker(Native):
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         super().__init__(worker_config)
-        _enter(self.worker_name, bool(worker_config.device_mapping))
+        taken = {"CPU": 0.01, "GPU": 0.01} if worker_config.device_mapping else {"CPU": 0.01}
+        actor = _workers.identity(self.worker_name), self.worker_name, _workers.NAMESPACE
+        _state.enter(_state.Actor(*actor, taken))  # for those who ask where they run
         self.pipeline_config: Any = None
         self.strategy: Any = None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -51,7 +96,7 @@ class Worker(Native):
     @cached_property
     def shared_storage(self) -> Any:
         """The actor that keeps small values for all workers of the session."""
-        return shared_storage()
+        return _shared_storage()
 
     def get_master_addr_and_port(self) -> tuple[str, int]:
         """Where the cluster's rank 0 listens."""
@@ -60,7 +105,7 @@ class Worker(Native):
     @staticmethod
     def get_free_port() -> int:
         """A port of this node that nobody uses, and that nobody else of the session was given."""
-        storage, node = shared_storage(), Native.get_node_ip()
+        storage, node = _shared_storage(), Native.get_node_ip()
         for _ in range(int(os.environ.get("MAX_PORT_RETRY_COUNT", "1000"))):
             port = Native.get_free_port()
             key = f"MASTER_ADDR_PORT:{node}:{port}"
@@ -91,15 +136,12 @@ class Worker(Native):
         """Take in the pipeline's configuration. Subclasses go on from there."""
         self.pipeline_config = pipeline_config
 
-    @register(Dispatch.ONE_TO_ALL)
-    def load_states(self, *args: Any, **kwargs: Any) -> None:
-        """Have the strategy bring its states onto the device."""
-        self._by_strategy("load_states")
-
-    @register(Dispatch.ONE_TO_ALL)
-    def offload_states(self, *args: Any, **kwargs: Any) -> None:
-        """Have the strategy take its states off the device."""
-        self._by_strategy("offload_states")
+    load_states = register(Dispatch.ONE_TO_ALL)(_by_strategy("load_states", pass_on=False))
+    offload_states = register(Dispatch.ONE_TO_ALL)(_by_strategy("offload_states", pass_on=False))
+    setup_collective_group = _by_strategy("setup_collective_group")
+    broadcast_parameter = _by_strategy("broadcast_parameter")
+    update_parameter_in_bucket = _by_strategy("update_parameter_in_bucket")
+    add_lora = _by_strategy("add_lora")
 
     @register(Dispatch.ONE_TO_ALL)
     def process_weights_after_loading(self, *args: Any, **kwargs: Any) -> None:
@@ -120,34 +162,18 @@ class Worker(Native):
         """Have the strategy make ready to send weights."""
         self.strategy.setup_model_update(*args, **kwargs)
 
-    def setup_collective_group(self, *args: Any, **kwargs: Any) -> None:
-        """Have the strategy join a group for weights."""
-        self._by_strategy("setup_collective_group", *args, **kwargs)
-
     def start_model_update(self, *args: Any, **kwargs: Any) -> DataProto:
         """Have the strategy load what it sends, send it, and offload all of its states; what
         that took is in the metrics."""
         begun, took = perf_counter(), {}
-        if self.strategy is not None:
+        if self.strategy is None:
+            self.logger.warning("%s has no strategy: it sends no weights", self.worker_name)
+        else:
             with _loaded_for_update(self.strategy):
                 took = dict(self.strategy.model_update(*args, **kwargs) or {})
             took = {"total": perf_counter() - begun, **took}
-        else:
-            self._by_strategy("model_update")  # says that there is none
         prefix = f"time/{self.cluster_name}/model_update"
         return DataProto(meta_info={"metrics": {f"{prefix}/{k}": v for k, v in took.items()}})
-
-    def broadcast_parameter(self, *args: Any, **kwargs: Any) -> None:
-        """Have the strategy take part in a broadcast of one weight."""
-        self._by_strategy("broadcast_parameter", *args, **kwargs)
-
-    def update_parameter_in_bucket(self, *args: Any, **kwargs: Any) -> None:
-        """Have the strategy take in a bucket of weights."""
-        self._by_strategy("update_parameter_in_bucket", *args, **kwargs)
-
-    def add_lora(self, *args: Any, **kwargs: Any) -> None:
-        """Have the strategy load an adapter."""
-        self._by_strategy("add_lora", *args, **kwargs)
 
     # What every actor of Ray's has; handles call them by their own names.
 
@@ -158,12 +184,6 @@ class Worker(Native):
     def ray_call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a function with the worker as its first argument."""
         return function(self, *args, **kwargs)
-
-    def _by_strategy(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        if self.strategy is None:
-            self.logger.warning("%s has no strategy: %s does nothing", self.worker_name, method)
-            return None
-        return getattr(self.strategy, method)(*args, **kwargs)
 
 
 #: The kinds of states that a strategy loads and offloads, as ROLL names them.
@@ -188,12 +208,6 @@ def _loaded_for_update(strategy: Any) -> Iterator[None]:
         yield
     finally:
         ask("offload_states")
-
-
-def _enter(name: str, devices: bool) -> None:
-    """Be an actor of that name, for those who ask where they run."""
-    taken = {"CPU": 0.01, "GPU": 0.01} if devices else {"CPU": 0.01}
-    _state.enter(_state.Actor(_workers.identity(name), name, _workers.NAMESPACE, taken))
 
 
 def devices_info(places: list[dict[str, Any]]) -> list[dict[str, Any]]:

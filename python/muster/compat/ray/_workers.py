@@ -15,6 +15,7 @@ from ..._calling import ONE_RANK
 from ..._handles import WorkerHandle
 from . import _refs, _state
 from ._refs import ObjectRef
+from .exceptions import as_task_error
 
 #: Methods that every actor has, as workers of `compat.roll` have them.
 _SPECIAL = {"__ray_ready__": "ray_ready", "__ray_call__": "ray_call"}
@@ -40,12 +41,18 @@ class Worker(WorkerHandle):
         super().__getattr__(name)  # raises for what is none
         return ActorMethod(self, name, 1)
 
-    def _start(self, name: str, args: Any, kwargs: Any, returns: int = 1) -> Any:
+    def _start(
+        self, name: str, args: Any, kwargs: Any, returns: int = 1, timeout: float | None = None
+    ) -> Any:
         from .actor import spread
 
         group = self._cluster._group()
         method = group.method(name)
-        call = group.start(method, ONE_RANK, self.rank, *meant(args, kwargs), None)
+        try:
+            args, kwargs = meant(args, kwargs)
+        except Exception as error:  # of a ref that has failed: so does the call
+            return spread(_refs.failed(as_task_error(name, error), self._actor_id), returns)
+        call = group.start(method, ONE_RANK, self.rank, args, kwargs, timeout)
         return spread(ObjectRef(call, actor=self._actor_id), returns)
 
     def __reduce__(self) -> Any:
