@@ -5,8 +5,8 @@ run on it as they are. Where AReaL is installed the classes here are its own,
 else equal ones. ``python -m muster.compat.areal.rpc_server`` is AReaL's worker
 server. docs/migrating-from-areal.md tells more.
 
-In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_client`
-(how workers are called). In workers: `_host` and `_engines`; `guard`, `_blueprints` and
+In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_http`
+(how workers are called). In workers: `_host`; `guard`, `_blueprints` and
 `rpc_server` are what they serve by HTTP. In both `_tensors`, and `stand_in`, which has what of
 AReaL they need where it is not installed.
 """
