@@ -19,12 +19,6 @@ from .guard import GuardState, needed, set_env
 # --- engines ------------------------------------------------------------------------
 
 
-def _health(state: GuardState, _: Any) -> Any:
-    names, forks = list(state.host.engines()), len(state.forked_children)
-    about = {"engine_count": len(names), "engines": names, "forked_children": forks}
-    return {"status": "healthy", **about}
-
-
 def _configure(state: GuardState, data: Any) -> Any:
     """Take the experiment's configuration, of which workers need the seed."""
     given, rank = needed(data, "config"), needed(data, "rank")
@@ -58,7 +52,6 @@ def _read(state: GuardState, value: Any) -> Any:
 
 
 engine_bp: Routes = {
-    ("GET", "/health"): _health,
     ("POST", "/configure"): _configure,
     ("POST", "/set_env"): set_env,
     ("POST", "/create_engine"): _asking(

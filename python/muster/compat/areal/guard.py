@@ -158,7 +158,9 @@ def needed(data: Mapping[str, Any], key: str, kind: type = object) -> Any:
 
 
 def _health(state: GuardState, _: Any) -> Any:
-    return {"status": "healthy", "forked_children": len(state.forked_children)}
+    engines = [] if state.host is None else list(state.host.engines())
+    about = {"engine_count": len(engines), "engines": engines}
+    return {"status": "healthy", **about, "forked_children": len(state.forked_children)}
 
 
 def _alloc_ports(state: GuardState, data: Any) -> Any:
