@@ -66,6 +66,10 @@ class Plain:
     def waits(self, timeout: float) -> float:
         return timeout
 
+    def patience(self, timeout: float = 60.0) -> list[Any]:
+        """How long it would wait, and what it was told when it was made."""
+        return [timeout, self.given.get("timeout")]
+
     def env(self, *names: str) -> dict[str, str | None]:
         return {name: os.environ.get(name) for name in names}
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from muster.compat.areal import (
     WorkerNotFoundError,
     WorkerTimeoutError,
 )
+from muster.compat.areal.scheduler import WorkerInfo
 from running import eventually, output_of, run_script, session
 
 HERE = Path(__file__).parent
@@ -166,6 +168,23 @@ def test_engines(scheduler: MusterScheduler) -> None:
         "types": ["list", "list", "bytes"],
     }, "as JSON would have it"
     assert scheduler.call_engine("actor/0", "server").process is None
+
+
+def test_a_timeout_is_the_methods(scheduler: MusterScheduler) -> None:
+    """And ``http_timeout`` the call's: whether it is called by Muster or by HTTP."""
+    role(scheduler, count=1)
+    engine(scheduler, "actor/0", timeout=5)
+    call = "actor/0", "patience"
+    assert scheduler.call_engine(*call) == [60, 5]
+    assert scheduler.call_engine(*call, timeout=0.001) == [0.001, 5]
+    assert scheduler.call_engine(*call, None, 7, http_timeout=30) == [7, 5]
+    awaited = scheduler.async_call_engine(*call, timeout=0.001, http_timeout=30)
+    assert asyncio.run(awaited) == [0.001, 5]
+    [info] = scheduler._workers["actor"]
+    scheduler._workers["far"] = [WorkerInfo(replace(info.worker, id="far/0"), None, "far")]
+    far = "far/0", "patience", "actor/0"
+    assert scheduler.call_engine(*far, timeout=0.001) == [0.001, 5]
+    assert asyncio.run(scheduler.async_call_engine(*far, timeout=0.001)) == [0.001, 5]
 
 
 def test_errors_of_engines(scheduler: MusterScheduler) -> None:

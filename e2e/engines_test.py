@@ -55,6 +55,9 @@ def test_by_the_same_code_as_calls(worker: WorkerHandle) -> None:
     assert engine.forward(big).sum() == 400_000
     assert engine.forward(engine.forward.remote(engine.forward.remote(1))) == 8
     assert pickle.loads(pickle.dumps(engine)).forward(3) == 6
+    with pytest.raises(TypeError, match=r"patience\(\) has a parameter timeout of its own"):
+        worker.call_engine("m", "patience", timeout=3)
+    assert engine.patience() == 60 and engine.patience(3) == engine.patience(3, timeout=30) == 3
     keeper = worker.create_engine("parts.Keeper", "k", Batch({"x": np.arange(3)}))
     assert keeper.describe() == ["Batch"]
     with pytest.raises(muster.DeadlineError, match="stay"):

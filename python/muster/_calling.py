@@ -14,7 +14,7 @@ from typing import Any
 from . import _errors, _objects, _values, _wire
 from ._client import Connection
 from ._marks import Mark
-from ._methods import Method, check_per_rank, engine_method, unknown_method
+from ._methods import TIMED, Method, check_per_rank, engine_method, unknown_method
 from ._refs import PENDING, Ref, seconds
 from ._unanswered import Due, Hold, MovedOn
 
@@ -180,6 +180,8 @@ class Group:
         if timeout is not None:
             method.check_timeout(args)
         method.check(args, kwargs)
+        if timeout is not None and "/" in method.name:
+            kwargs = {**kwargs, TIMED: True}
         if how == AS_REGISTERED and method.cut:
             method.check_cut(args, kwargs, self.world, self.own_rows)
             if self.own_rows:

@@ -200,6 +200,11 @@ def check_per_rank(where: str, args: Sequence[Any], kwargs: Mapping[str, Any], w
             )
 
 
+#: Told to the method of an engine beside its arguments: the call has a timeout, and the worker,
+#: which alone knows the method, sees to it that none of its own was meant.
+TIMED = "muster/timeout"
+
+
 def engine_method(name: str) -> Method:
     """``engine/method`` as a method: what it takes is known where the engine is."""
     anything = [

@@ -17,6 +17,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from .. import _errors, _objects, _values, _wire
+from .._methods import TIMED
 from .._worker import Worker
 from .board import Board, Interrupted, Refusal
 from .describe import Described
@@ -104,6 +105,8 @@ class Host:
             method = self.engines.method(name)
             if method is None:
                 raise Refusal("not_found", self._no_such(name))
+            if kwargs.pop(TIMED, False):
+                self.engines.check_timeout(name, args)
             return name, method, args, kwargs, origin
         return name, getattr(self.obj, name), args, kwargs, origin
 

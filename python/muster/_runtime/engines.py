@@ -18,9 +18,10 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._methods import method_of
 from . import classes
 from .board import Refusal
 
@@ -135,6 +136,17 @@ class Engines:
                 f"{method!r}{hint}",
             )
         return found if self.on_loop else functools.partial(self._call, found)
+
+    def check_timeout(self, path: str, args: Sequence[Any]) -> None:
+        """Refuse a call's ``timeout`` where it may be meant for the method."""
+        name, _, method = path.rpartition("/")
+        cls: Any = None if name == OWN else type(self.get(name))
+        if cls is None or not hasattr(cls, method):
+            return
+        try:
+            method_of(cls, method).check_timeout(args)
+        except TypeError as error:
+            raise Refusal("type", getattr(error, "message", str(error))) from None
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         value = method(*args, **kwargs)

@@ -11,7 +11,7 @@ import pytest
 
 from muster import _errors
 from muster.compat import areal
-from muster.compat.areal import _client, _engines, _roles, _workers, guard
+from muster.compat.areal import _host, _http, _roles, _workers, guard
 from muster.compat.areal.stand_in import api as stand_in
 
 ALLOWED = set(string.ascii_letters + string.digits + "_-.")
@@ -82,30 +82,28 @@ class Engine:
     ],
 )
 def test_who_broadcasts(train: bool, meta: Any, expected: bool) -> None:
-    assert _engines.wants_broadcast(Engine(train), meta) is expected
+    assert _host.wants_broadcast(Engine(train), meta) is expected
 
 
 def test_broadcasts_that_cannot_be() -> None:
     for meta in ("yes", {"broadcast": "yes"}):
         with pytest.raises(ValueError, match="rpc_meta"):
-            _engines.wants_broadcast(Engine(True), meta)
+            _host.wants_broadcast(Engine(True), meta)
     fresh = Engine(True)
     fresh.initialized = False
-    assert not _engines.wants_broadcast(fresh, None)
+    assert not _host.wants_broadcast(fresh, None)
 
 
 def test_calls() -> None:
     update: Future[int] = Future()
     update.set_result(5)
     engine = SimpleNamespace(update=lambda: update, wrong=lambda: {}.x)  # type: ignore[attr-defined]
-    assert _engines.call(engine, "e", "update", [], {}, None) == 5, (
-        "what is under way is waited for"
-    )
-    with pytest.raises(_client.Refusal, match="'walk'") as unknown:
-        _engines.call(engine, "e", "walk", [], {}, None)
+    assert _host.call(engine, "e", "update", [], {}, None) == 5, "what is under way is waited for"
+    with pytest.raises(_http.Refusal, match="'walk'") as unknown:
+        _host.call(engine, "e", "walk", [], {}, None)
     assert unknown.value.status == 400
     with pytest.raises(AttributeError, match="no attribute 'x'"):
-        _engines.call(engine, "e", "wrong", [], {}, None)
+        _host.call(engine, "e", "wrong", [], {}, None)
 
 
 def test_arguments_of_commands() -> None:
@@ -116,12 +114,16 @@ def test_arguments_of_commands() -> None:
     ]
 
 
-def test_shares() -> None:
+def test_clusters() -> None:
     spec, other = areal.SchedulingSpec(), areal.SchedulingSpec(env_vars={"A": "b"})
     apart = areal.SchedulingSpec(gpu=1, ray_placement_strategy="separate")
-    assert [s.indices for s in _roles._grouped([spec] * 3)] == [[0, 1, 2]]
-    assert [s.indices for s in _roles._grouped([spec, other])] == [[0], [1]]
-    assert [s.indices for s in _roles._grouped([apart] * 2)] == [[0], [1]]
+
+    def sizes(*specs: Any) -> list[int | None]:
+        return [config.world_size for _, config in _roles.clusters(list(specs), False, 30)]
+
+    assert sizes(spec, spec, spec) == [3]
+    assert sizes(spec, other) == [1, 1]
+    assert sizes(apart, apart) == [1, 1]
 
 
 def test_roles_that_differ_are_clusters_that_differ() -> None:
@@ -132,14 +134,18 @@ def test_roles_that_differ_are_clusters_that_differ() -> None:
 
 
 def test_who_died() -> None:
+    host = _host.Host()
+    host.create_engine(SimpleNamespace, "e", step=judged)
+    with pytest.raises(_http.Refusal, match=r"'step' failed.*judge") as told:
+        host.do_call("step", "e")
+    host.destroy_engine("e")
     worker = areal.Worker(id="actor/0", ip="127.0.0.1", worker_ports=["1"], engine_ports=[])
-    handle: Any = SimpleNamespace(_cluster=SimpleNamespace(name="actor"))
-    native = _workers.Native(worker, None, "actor", handle=handle, share=None)
-    step = {"method": "step"}
-    with (
-        pytest.raises(_client.Refusal, match=r"'step' failed.*judge"),
-        native._telling("call", step),
-    ):
-        raise _errors.WorkerDiedError("judge died", cluster="judge", signal="SIGKILL")
-    with pytest.raises(areal.WorkerFailedError, match="actor/0"), native._telling("call", {}):
+    native = _workers.Native(worker, None, "actor", handle=None)  # type: ignore[arg-type]
+    with pytest.raises(_http.Refusal, match=r"'step' failed.*judge"), native._telling("call"):
+        raise told.value
+    with pytest.raises(areal.WorkerFailedError, match="actor/0"), native._telling("call"):
         raise _errors.WorkerDiedError("actor-0 died", cluster="actor", signal="SIGKILL")
+
+
+def judged() -> None:
+    raise _errors.WorkerDiedError("judge died", cluster="judge", signal="SIGKILL")

@@ -5,14 +5,15 @@ run on it as they are. Where AReaL is installed the classes here are its own,
 else equal ones. ``python -m muster.compat.areal.rpc_server`` is AReaL's worker
 server. docs/migrating-from-areal.md tells more.
 
-In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_client`
-(how workers are called). In workers: `_host` and `_engines`; `guard`, `_blueprints` and
+In the script: `scheduler`, with `_roles` (what a role asks for), `_workers` and `_http`
+(how workers are called). In workers: `_host`; `guard`, `_blueprints` and
 `rpc_server` are what they serve by HTTP. In both `_tensors`, and `stand_in`, which has what of
 AReaL they need where it is not installed.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .stand_in import api as _own
@@ -29,16 +30,11 @@ __all__ += _own.__all__
 def __getattr__(name: str) -> Any:
     # Only what is asked for is loaded: a worker must not import AReaL before its
     # environment is complete.
-    if name == "MusterScheduler":
-        from .scheduler import MusterScheduler
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _areal
 
-        return MusterScheduler
     if name in ("RTensor", "TensorShardInfo"):
-        from ._areal import tensors
-
-        return getattr(tensors(), name)
-    if name in __all__:
-        from . import _api
-
-        return getattr(_api, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(_areal.tensors(), name)
+    home = ".scheduler" if name == "MusterScheduler" else "._api"
+    return getattr(import_module(home, __name__), name)

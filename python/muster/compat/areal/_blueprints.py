@@ -6,21 +6,17 @@ controllers ask it. Tensors are given and taken beside it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from . import _engines, _tensors
+from . import _tensors
 from ._areal import serialization, tensors
-from ._client import Refusal
+from ._http import Refusal, Routes
 from ._trees import plain
-from .guard import GuardState, Routes, needed, set_env
+from .guard import GuardState, needed, set_env
 
 # --- engines ------------------------------------------------------------------------
-
-
-def _health(state: GuardState, _: Any) -> Any:
-    names, forks = list(state.host.engines()), len(state.forked_children)
-    about = {"engine_count": len(names), "engines": names, "forked_children": forks}
-    return {"status": "healthy", **about}
 
 
 def _configure(state: GuardState, data: Any) -> Any:
@@ -37,50 +33,33 @@ def _configure(state: GuardState, data: Any) -> Any:
     return {"status": "success", "message": "Worker configured.", "result": None}
 
 
-def _create_engine(state: GuardState, data: Any) -> Any:
-    path, name = needed(data, "engine", str), needed(data, "engine_name", str)
-    given = {"init_args": data.get("init_args") or [], "init_kwargs": data.get("init_kwargs") or {}}
-    _ask(state, "create_engine", given, engine=path, engine_name=name)
-    message = f"Engine '{name}' created and initialized"
-    return {"status": "success", "message": message, "engine_name": name, "result": None}
+def _asking(what: str, texts: tuple[str, str], values: tuple[str, ...]) -> Callable[..., Any]:
+    """Has the host do something: by two texts that a request needs, and values that it may have."""
 
+    def serve(state: GuardState, data: Any) -> Any:
+        named = {key: needed(data, key, str) for key in texts}
+        given = {key: data[key] for key in values if data.get(key)}
+        result = state.host.ask(what, **named, **plain(_read(state, given)))
+        return {"status": "success", **named, "result": serialization().serialize_value(result)}
 
-def _call(state: GuardState, data: Any) -> Any:
-    """Call an engine; tensors that it returns are named."""
-    named = {"method": needed(data, "method", str), "engine_name": needed(data, "engine_name", str)}
-    given = {"args": data.get("args") or [], "kwargs": data.get("kwargs") or {}}
-    result = _ask(state, "call", given, **named, rpc_meta=data.get("rpc_meta"))
-    return {"status": "success", "result": serialization().serialize_value(result)}
-
-
-def _ask(state: GuardState, what: str, given: Any, **more: Any) -> Any:
-    """Ask the host, with values of a request."""
-    values = plain(_read(state, given))
-    try:
-        return state.host.ask(f"do_{what}", **values, **more)
-    except Exception as error:
-        cause = None if isinstance(error, Refusal) else error
-        raise _engines.refusal(error, what, more) from cause
+    return serve
 
 
 def _read(state: GuardState, value: Any) -> Any:
     """A value of a request; what it and tensors need is imported first, where engines are."""
-    _home(state)
+    state.host.ready()
     return serialization().deserialize_value(value)
 
 
-def _home(state: GuardState) -> Any:
-    if not state.host.is_warm:
-        state.host.ask("warm")
-    return tensors()
-
-
 engine_bp: Routes = {
-    ("GET", "/health"): _health,
     ("POST", "/configure"): _configure,
     ("POST", "/set_env"): set_env,
-    ("POST", "/create_engine"): _create_engine,
-    ("POST", "/call"): _call,
+    ("POST", "/create_engine"): _asking(
+        "do_create_engine", ("engine", "engine_name"), ("init_args", "init_kwargs")
+    ),
+    ("POST", "/call"): _asking(
+        "do_call", ("method", "engine_name"), ("args", "kwargs", "rpc_meta")
+    ),
 }
 
 
@@ -88,56 +67,51 @@ engine_bp: Routes = {
 
 
 def _store(state: GuardState, data: Any) -> Any:
-    _home(state).store(data["name"], _read(state, data["value"]))
+    value = _read(state, data["value"])
+    tensors().store(data["name"], value)
     return {"status": "ok", "shard_id": data["name"]}
 
 
 def _shard(state: GuardState, data: Any) -> Any:
-    try:
-        return serialization().serialize_value(_found(_home(state), data["name"]))
-    except KeyError:
-        raise Refusal(404, f"Shard {data['name']} not found") from None
-
-
-def _shards(state: GuardState, data: Any) -> Any:
-    home, found, missing = _home(state), [], []
-    for shard in _ids(data):
-        try:
-            found.append(_found(home, shard))
-        except KeyError:
-            missing.append(shard)
-    if missing:
-        said = "One or more requested shards were not found"
-        raise Refusal(400, said, missing_shard_ids=missing)
+    [found] = _found(state, [data["name"]], 404, f"Shard {data['name']} not found")
     return serialization().serialize_value(found)
 
 
-def _found(home: Any, shard: str) -> Any:
-    """A tensor that was put here, or that an engine of Muster's returned."""
+def _shards(state: GuardState, data: Any) -> Any:
+    why = "One or more requested shards were not found"
+    return serialization().serialize_value(_found(state, _ids(data), 400, why))
+
+
+def _found(state: GuardState, shards: list[str], status: int, why: str) -> list[Any]:
+    state.host.ready()
+    found = [_tensor(shard) for shard in shards]
+    missing = [shard for shard, tensor in zip(shards, found, strict=True) if tensor is None]
+    if missing:
+        raise Refusal(status, why, missing_shard_ids=missing)
+    return found
+
+
+def _tensor(shard: str) -> Any:
+    """A tensor that was put here, or that an engine of Muster's returned; None where neither."""
     near = _tensors.backend()
-    try:
-        return home.fetch(shard)
-    except KeyError:
-        if near is None or not _tensors.is_ours(shard):
-            raise
-    try:
-        return near.take([shard])[0]
-    except RuntimeError:
-        raise KeyError(shard) from None
+    with suppress(KeyError):
+        return tensors().fetch(shard)
+    with suppress(RuntimeError):
+        return near.take([shard])[0] if near and _tensors.is_ours(shard) else None
+    return None
 
 
 def _clear(state: GuardState, data: Any) -> Any:
-    home, near, shards = _home(state), _tensors.backend(), _ids(data)
-    count = sum(home.remove(shard) for shard in shards)
-    stats = home.storage_stats()
-    if near is not None:
-        dropped, sizes = near.clear(shards, state.node_addr)
-        count += dropped
-        stats = {
-            "num_tensors": stats["num_tensors"] + len(sizes),
-            "total_bytes": stats["total_bytes"] + sum(sizes),
-        }
-    return {"status": "ok", "cleared_count": count, **stats}
+    state.host.ready()
+    home, near, shards = tensors(), _tensors.backend(), _ids(data)
+    count, stats = sum(home.remove(shard) for shard in shards), home.storage_stats()
+    dropped, sizes = (0, []) if near is None else near.clear(shards, state.node_addr)
+    return {
+        "status": "ok",
+        "cleared_count": count + dropped,
+        "num_tensors": stats["num_tensors"] + len(sizes),
+        "total_bytes": stats["total_bytes"] + sum(sizes),
+    }
 
 
 def _ids(data: Any) -> list[str]:

@@ -4,35 +4,35 @@ It hands out ports, and starts and ends processes beside itself, which have its
 environment and end with it. `create_app` is what it answers; a worker's server
 adds engines and tensors to that (`_blueprints`). Names, fields and replies are
 AReaL's; what makes a server of a guard of one's own is not here (parsers, hooks,
-``run_server``): `rpc_server` is that. There is no authentication, as its clients know none: a server binds the
-address that its worker is reached at and no other.
+``run_server``): `rpc_server` is that.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import subprocess
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partialmethod
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import muster
 
 from ..._logfiles import append
 from ..._programs import Program, end_group
-from ._client import Refusal, join
+from ._http import App, Client, Refusal, Routes, join
 
-#: What every process of an experiment is told of it.
+__all__ = ["App", "Client", "GuardState", "cleanup_forked_children", "create_app"]
+
+Child = subprocess.Popen[bytes]
+
+
+#: What AReaL's servers are all told of a worker and its experiment, in this order.
 NAMES = (
-    *("experiment_name", "trial_name"),
+    *("experiment_name", "trial_name", "role", "worker_index"),
     *("name_resolve_type", "nfs_record_root", "etcd3_addr", "fileroot"),
 )
 
@@ -52,9 +52,8 @@ class Identity:
     log_dir: str | None = None
 
     def arguments(self, port: int) -> list[str]:
-        """What a command is told: AReaL's servers all take these."""
-        names = (*NAMES[:2], "role", "worker_index", *NAMES[2:])
-        said = {"port": port, **{name: getattr(self, name) for name in names}}
+        """What a command is told."""
+        said = {"port": port} | {name: getattr(self, name) for name in NAMES}
         pairs = [("--" + name.replace("_", "-"), value) for name, value in said.items()]
         return [str(word) for pair in pairs if pair[1] is not None for word in pair]
 
@@ -73,10 +72,8 @@ class GuardState(Identity):
     server_host: str = "0.0.0.0"
     server_port: int = 0
     allocated_ports: set[int] = field(default_factory=set)
-    forked_children: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    forked_children_map: dict[tuple[str, int], subprocess.Popen[bytes]] = field(
-        default_factory=dict
-    )
+    forked_children: list[Child] = field(default_factory=list)
+    forked_children_map: dict[tuple[str, int], Child] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     #: Who has the engines, where there are any.
     host: Any = None
@@ -108,7 +105,7 @@ def find_free_ports(count: int, exclude_ports: Iterable[int] = ()) -> list[int]:
 
 def run_with_streaming_logs(
     cmd: Sequence[str], folder: str | None, role: str, *, env: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+) -> Child:
     """Start a process whose output goes to a role's logs and to ours."""
     if folder:
         os.makedirs(folder, exist_ok=True)
@@ -127,7 +124,7 @@ def kill_process_tree(pid: int, timeout: float = 3, graceful: bool = True) -> No
     end_group(pid, timeout if graceful else 0)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Child) -> None:
     """End a process that was started here; it is gone on return."""
     if child.poll() is None:
         kill_process_tree(child.pid, timeout=3, graceful=True)
@@ -136,23 +133,16 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def cleanup_forked_children(state: GuardState) -> None:
     """End every process that a guard has started, side by side."""
-
-    def one(child: subprocess.Popen[bytes]) -> None:
-        try:
-            _end(child)
-        except Exception as error:
-            sys.stderr.write(f"process {child.pid} could not be ended: {error}\n")
-
     with state.lock:
         children, state.forked_children = state.forked_children, []
         state.forked_children_map = {}
-    if children:
-        with ThreadPoolExecutor(len(children)) as pool:
-            list(pool.map(one, children))
+    with ThreadPoolExecutor(len(children) or 1) as pool:
+        for child, ended in [(child, pool.submit(_end, child)) for child in children]:
+            if (error := ended.exception()) is not None:
+                sys.stderr.write(f"process {child.pid} could not be ended: {error}\n")
 
 
 # --- what it is asked ---------------------------------------------------------------
-
 
 _KINDS = {str: "a text", int: "a whole number", dict: "a dictionary", list: "a list"}
 
@@ -168,7 +158,9 @@ def needed(data: Mapping[str, Any], key: str, kind: type = object) -> Any:
 
 
 def _health(state: GuardState, _: Any) -> Any:
-    return {"status": "healthy", "forked_children": len(state.forked_children)}
+    engines = [] if state.host is None else list(state.host.engines())
+    about = {"engine_count": len(engines), "engines": engines}
+    return {"status": "healthy", **about, "forked_children": len(state.forked_children)}
 
 
 def _alloc_ports(state: GuardState, data: Any) -> Any:
@@ -195,22 +187,19 @@ def _fork(state: GuardState, data: Any) -> Any:
 
 def _kill_forked_worker(state: GuardState, data: Any) -> Any:
     key = needed(data, "role", str), needed(data, "worker_index", int)
-    child = _take(state, key)
-    who = f"forked worker {key[0]}/{key[1]}"
+    who, child = f"forked worker {key[0]}/{key[1]}", _take(state, key)
     if child is None:
         raise Refusal(404, f"{who.capitalize()} not found")
     return {"status": "success", "message": f"Killed {who} (pid={child.pid})"}
 
 
-def _take(state: GuardState, key: tuple[str, int]) -> subprocess.Popen[bytes] | None:
+def _take(state: GuardState, key: tuple[str, int]) -> Child | None:
     """End a process, if there is one."""
     with state.lock:
         child = state.forked_children_map.pop(key, None)
-        if child is None:
-            return None
-        if child in state.forked_children:
-            state.forked_children.remove(child)
-    _end(child)
+        state.forked_children = [other for other in state.forked_children if other is not child]
+    if child is not None:
+        _end(child)
     return child
 
 
@@ -221,103 +210,14 @@ def set_env(_: GuardState, data: Any) -> Any:
     return {"status": "success"}
 
 
-def _configure(_: GuardState, __: Any) -> Any:
-    return {"status": "ok"}  # there is nothing that would need it
-
-
-#: What serves a request: its verb and path, and what is done with the guard and its fields.
-Routes = dict[tuple[str, str], Callable[[GuardState, Any], Any]]
-
 _GUARD: Routes = {
     ("GET", "/health"): _health,
     ("POST", "/alloc_ports"): _alloc_ports,
     ("POST", "/fork"): _fork,
     ("POST", "/kill_forked_worker"): _kill_forked_worker,
+    ("POST", "/configure"): lambda *_: {"status": "ok"},  # there is nothing that would need it
     ("POST", "/set_env"): set_env,
-    ("POST", "/configure"): _configure,
 }
-
-
-class App:
-    """Answers requests by its routes; what Flask calls it is what it is called here."""
-
-    def __init__(self, name: str = "") -> None:
-        self.config: dict[str, Any] = {}
-        self._routes: Routes = {}
-
-    def register_blueprint(self, routes: Routes) -> None:
-        """Serve more; a route that is there already is replaced."""
-        self._routes |= routes
-
-    def answer(self, verb: str, path: str, body: bytes) -> tuple[int, bytes]:
-        """The status of a reply, and its JSON."""
-        try:
-            return 200, json.dumps(self._serve(verb, path, body), default=plain).encode()
-        except Refusal as error:
-            refused, cause = error, error.__cause__
-        except Exception as error:
-            refused, cause = Refusal(500, f"Internal server error: {error}"), error
-        if cause is not None:  # what an engine raised belongs in the log, as a whole
-            sys.stderr.write("".join(traceback.format_exception(cause)))
-        reply = {"status": "error", "error": refused.reason, "message": refused.reason}
-        return refused.status, json.dumps(reply | refused.more).encode()
-
-    def _serve(self, verb: str, path: str, body: bytes) -> Any:
-        folder, _, last = path.rpartition("/")
-        serve = self._routes.get((verb, path))
-        one = self._routes.get((verb, f"{folder}/*"))
-        if serve is None and one is None:
-            raise Refusal(404, f"there is no {verb} {path} here")
-        try:
-            data = {} if verb == "GET" else json.loads(body or b"null")
-        except ValueError:
-            data = None
-        if data is not None and serve is None:
-            serve, data = one, {"name": last, "value": data}
-        if serve is None or not isinstance(data, dict):
-            raise Refusal(400, "Invalid JSON in request body")
-        return serve(self.config["guard_state"], data)
-
-    def test_client(self) -> Client:
-        """Who asks without a socket, as AReaL's own tests of guards do."""
-        return Client(self)
-
-
-@dataclass
-class Answer:
-    """What a `Client` gets."""
-
-    status_code: int
-    data: bytes
-
-    def get_json(self) -> Any:
-        """The reply."""
-        return json.loads(self.data)
-
-
-@dataclass
-class Client:
-    """Asks an app, for tests."""
-
-    app: App
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def open(
-        self, verb: str, path: str, *, json: Any = None, data: str = "", content_type: str = ""
-    ) -> Answer:
-        """Have a request answered."""
-        from json import dumps
-
-        body = data if json is None else dumps(json)
-        return Answer(*self.app.answer(verb, path, body.encode()))
-
-    get = partialmethod(open, "GET")
-    post = partialmethod(open, "POST")
 
 
 def create_app(state: GuardState) -> App:
@@ -326,48 +226,3 @@ def create_app(state: GuardState) -> App:
     app.config["guard_state"] = state
     app.register_blueprint(_GUARD)
     return app
-
-
-def plain(value: Any) -> Any:
-    """What JSON does not know, as near as it has it: enums, numpy's numbers, paths."""
-    for name in ("item", "value"):
-        if hasattr(value, name):
-            found = getattr(value, name)
-            return found() if callable(found) else found
-    return str(value)
-
-
-def listen(app: App, bind: str, port: int) -> int:
-    """Serve an app by HTTP, requests side by side, on daemon threads; returns the port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, data = app.answer(self.command, self.path.partition("?")[0], body)
-            try:
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            except ConnectionError:  # who asked did not wait
-                self.close_connection = True
-
-        do_GET = do_POST = do_PUT = do_DELETE = _serve
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Requests are not written down."""
-
-    class Listener(ThreadingHTTPServer):
-        request_queue_size = 128
-        daemon_threads = True
-
-    if ":" in bind:
-        import socket
-
-        Listener.address_family = socket.AF_INET6
-    http = Listener((bind, port), Handler)
-    threading.Thread(target=http.serve_forever, name="areal-http", daemon=True).start()
-    return int(http.server_address[1])

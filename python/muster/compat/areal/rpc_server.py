@@ -15,8 +15,9 @@ import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NoReturn
 
+from ... import _worker
 from ._areal import announce
 from ._host import Host
 from .guard import GuardState, cleanup_forked_children
@@ -44,21 +45,22 @@ def parser() -> argparse.ArgumentParser:
 _LOOKS = 0.5
 
 
-class EngineThread:
-    """The main thread, which runs what others leave for it."""
+class Server(Host):
+    """A host whose engines are the main thread's, which runs what others leave for it."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, state: dict[str, Any]) -> None:
+        super().__init__()
+        self.state = GuardState(**state, host=self)
         self._work: queue.SimpleQueue[tuple[str, dict[str, Any], Future[Any]]]
         self._work = queue.SimpleQueue()
 
     def ask(self, name: str, /, **given: Any) -> Any:
-        """Have a method of the host run, and wait for it; from any other thread."""
+        """Have a method run, and wait for it; from any other thread."""
         done: Future[Any] = Future()
         self._work.put((name, given, done))
         return done.result()
 
-    def serve(self) -> None:
+    def run(self) -> NoReturn:
         """Run what comes, until SystemExit."""
         while True:
             try:
@@ -66,38 +68,32 @@ class EngineThread:
             except queue.Empty:
                 continue
             try:
-                done.set_result(getattr(self._host, name)(**given))
+                done.set_result(getattr(self, name)(**given))
             except Exception as error:
                 done.set_exception(error)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or Ctrl-C."""
-    given, _ = parser().parse_known_args(arguments)  # AReaL's lets others be, too
-    index = int(os.environ.get("SLURM_PROCID", given.worker_index))
-    if index < 0:
+    said = vars(parser().parse_known_args(arguments)[0])  # AReaL's lets others be, too
+    said["worker_index"] = int(os.environ.get("SLURM_PROCID", said["worker_index"]))
+    if said["worker_index"] < 0:
         parser().error("--worker-index is not given, and SLURM_PROCID is not set")
-    said = {**vars(given), "worker_index": index}
     bind, port = said.pop("host"), said.pop("port")
-    host = Host()
-    thread = EngineThread(host)
-    host.state, host.ask = GuardState(**said, host=host), thread.ask
+    server = Server(said)
     signal.signal(signal.SIGTERM, _leave)
-    host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
+    server.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
+    state = server.state
     try:
-        host.warm()
-        announce(host.state, host.state.node_addr)
-        sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
-        thread.serve()
+        server.warm()
+        announce(state, state.node_addr)
+        sys.stderr.write(f"{state.role}/{state.worker_index} serves on {state.node_addr}\n")
+        server.run()
     except (SystemExit, KeyboardInterrupt):
         pass
     finally:
-        for name in reversed(list(host.engines())):
-            try:
-                host.destroy_engine(name)
-            except Exception as error:
-                sys.stderr.write(f"engine {name!r} could not be destroyed: {error}\n")
-        cleanup_forked_children(host.state)
+        _worker._here().end(None)
+        cleanup_forked_children(state)
         if (tracer := sys.modules.get("areal.utils.perf_tracer")) is not None:
             tracer.save(force=True)
     return 0

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import getpass
 import itertools
 import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,12 @@ from ..._cluster import Cluster
 from ..._config import WorkerConfig
 from ..._logfiles import LogFiles
 from ..._refs import get
-from . import _api, _roles, _tensors
-from ._areal import INSTALLED, announce, begin_trial
-from ._client import Again, Refusal, join
+from ..._resources import ResourceManager, nodes
+from . import _api, _http, _roles, _tensors
+from ._areal import announce, begin_trial
 from ._host import Host, Opening
-from ._workers import (
-    GRACE,
-    Attempts,
-    Command,
-    Native,
-    WorkerInfo,
-    creation_error,
-    read_log_tail,
-)
+from ._http import Again, Refusal
+from ._workers import Call, Command, Native, WorkerInfo, creation_error, read_log_tail
 from .guard import NAMES, Identity, NoPortsError
 
 __all__ = ["MusterScheduler", "WorkerInfo"]
@@ -49,14 +42,9 @@ logger = logging.getLogger("MusterScheduler")
 _FORK_SECONDS = 60.0
 _CREATE_SECONDS = 300.0
 _ENV_SECONDS = 30.0
+#: Seconds that a pool is waited for.
+_POOL_SECONDS = 30.0
 _counter = itertools.count()
-#: What every worker needs; AReaL and what it imports come once the environment is complete.
-_PRELOAD = (
-    "muster.compat.areal._host",
-    "muster.compat.areal._blueprints",
-    # AReaL imports it first, and it takes longest.
-    *(("torch",) if INSTALLED and find_spec("torch") is not None else ()),
-)
 
 
 class MusterScheduler(_api.Scheduler):
@@ -94,28 +82,29 @@ class MusterScheduler(_api.Scheduler):
         self.fileroot, self.enable_tms_offload = fileroot, bool(enable_tms_offload)
         self.name_resolve_type = name_resolve_type
         self.nfs_record_root, self.etcd3_addr = nfs_record_root, etcd3_addr
-        self._devices = list(gpu_devices) if gpu_devices else None
         self.exp_config = exp_config
         self.startup_timeout = startup_timeout
         self.health_check_interval = health_check_interval
-        self.log_dir = Path(log_dir) if log_dir is not None else self._default_logs()
+        if log_dir is None:
+            if None in (fileroot, experiment_name, trial_name):
+                raise ValueError(
+                    "give log_dir, or exp_config, or experiment_name, trial_name and fileroot"
+                )
+            names = (fileroot, "logs", getpass.getuser(), experiment_name, trial_name)
+            log_dir = os.path.join(*map(str, names))
+        self.log_dir = Path(log_dir)
         self.log_dir.mkdir(parents=True, exist_ok=True)
         begin_trial(self)
+        self._devices = list(gpu_devices) if gpu_devices else None
         self._per_node: int | None = per_node
-        self._named = _roles.Named(self._devices) if self._devices else None
         self._gpu_counter = 0
+        self._named: ResourceManager | None = None  # the pool of the devices that were named
+        self._pools: dict[str, list[ResourceManager]] = {}  # those of each role alone
         self._suffix = f".{number}" if (number := next(_counter)) else ""
         self._logs: LogFiles | None = None
         self._workers: dict[str, list[WorkerInfo]] = {}
-        self._shares: dict[str, list[_roles.Share]] = {}
         self._colocated_roles: dict[str, str] = {}
         self._allocated_ports: set[int] = set()  # of all workers; who knows LocalScheduler looks
-
-    def _default_logs(self) -> Path:
-        for name in ("experiment_name", "trial_name", "fileroot"):
-            if getattr(self, name) is None:
-                raise ValueError(f"give log_dir, or exp_config, or {name} with the two others")
-        return Path(str(self._identity("", -1).logs()))
 
     @property
     def gpu_devices(self) -> list[int]:
@@ -131,7 +120,9 @@ class MusterScheduler(_api.Scheduler):
     def n_gpus_per_node(self) -> int:
         """How many GPUs a node has."""
         if not self._per_node:
-            self._per_node = len(self._devices) if self._devices else _roles.count_devices()
+            with ResourceManager(0, 1):  # nodes are there once somebody wants them
+                seen = max((len(node["devices"]) for node in nodes()), default=0)
+            self._per_node = len(self._devices) if self._devices else seen
         return self._per_node
 
     # --- workers ---------------------------------------------------------
@@ -149,17 +140,12 @@ class MusterScheduler(_api.Scheduler):
         kind = _api.SchedulingStrategyType(strategy.type)
         if kind == _api.SchedulingStrategyType.colocation:
             return self._colocate(role, count, strategy)
-        commands = [_roles.command(role, spec) for spec in specs]
-        per_node = self.n_gpus_per_node if any(spec.gpu for spec in specs) else 0
-        shares = _roles.shares(role, specs, per_node, self._named, self._allocate_gpus)
-        self._shares[role] = shares
-        if self._named is not None:
-            self._warn_of_shared(role, self._named.given_twice(shares, self._shares))
         openings = [
             Opening(self._identity(role, index), "", max(spec.port_count, 1), command=words)
-            for index, (spec, words) in enumerate(zip(specs, commands, strict=True))
+            for index, spec in enumerate(specs)
+            for words in [_roles.command(role, spec)[0]]
         ]
-        self._start(role, shares, openings)
+        self._start(role, self._place(role, specs), openings)
         return [info.id for info in self._workers[role]]
 
     _prepare_worker_specs = staticmethod(_roles.spread)
@@ -172,21 +158,82 @@ class MusterScheduler(_api.Scheduler):
 
     def _allocate_gpus(self, num_gpus: int) -> list[int]:
         """The next of the GPUs that were named: in turn, and again when all have been given."""
-        devices, first = self.gpu_devices, self._gpu_counter
-        if num_gpus > len(devices):
-            raise _api.GPUAllocationError(
-                f"Requested {num_gpus} GPUs but only {len(devices)} available"
-            )
+        first, most = self._gpu_counter, len(self.gpu_devices)
+        if num_gpus > most:
+            raise _api.GPUAllocationError(f"Requested {num_gpus} GPUs but only {most} available")
         self._gpu_counter += num_gpus
+        return self._in_turn(first)
+
+    def _in_turn(self, first: int) -> list[int]:
+        """What was given, from a place in the turn on."""
+        devices = self.gpu_devices
         return [devices[place % len(devices)] for place in range(first, self._gpu_counter)]
 
-    def _warn_of_shared(self, role: str, twice: dict[str, list[int]]) -> None:
-        for other, devices in twice.items():
-            logger.warning(
-                "role %r gets GPUs %s, which role %r has already: gpu_devices=%s are given in turn, "
-                "and again when all have been given. Say colocation where roles are to share them",
-                *(role, devices, other, self.gpu_devices),
-            )
+    def _place(self, role: str, specs: list[Any]) -> list[WorkerConfig]:
+        """The clusters of a role, each with a pool; WorkerCreationError where one cannot be had."""
+        made: list[WorkerConfig] = []
+        first = self._gpu_counter
+        try:
+            for spec, config in _roles.clusters(
+                specs, self.enable_tms_offload, self.startup_timeout
+            ):
+                made.append(self._with_pool(role, spec, config))
+        except (_errors.MusterError, _api.GPUAllocationError, ValueError) as error:
+            self._release(role)
+            raise _api.WorkerCreationError(
+                role, f"Resource allocation failed for worker {len(made)}", str(error)
+            ) from error
+        if self._devices is not None:
+            self._warn_of_shared(role, self._in_turn(first))
+        return made
+
+    def _with_pool(self, role: str, spec: Any, config: WorkerConfig) -> WorkerConfig:
+        """Where workers go: to the devices that were named, in turn, else to some that the head
+        chooses."""
+        each, count = spec.gpu, config.world_size or 1
+        if not each:
+            return config
+        if self._devices is not None:
+            named = sorted(set(self._devices))
+            given = [device for _ in range(count) for device in self._allocate_gpus(each)]
+            if self._named is None:
+                self._named = ResourceManager(devices=named, timeout=_POOL_SECONDS)
+            pool, mapping = self._named, [named.index(device) for device in given]
+        else:
+            per_node = self.n_gpus_per_node
+            pool = ResourceManager.for_workers(count, each, per_node, timeout=_POOL_SECONDS)
+            self._pools.setdefault(role, []).append(pool)
+            mapping = list(range(each * count))
+            if _roles.strategy(spec) == "deferred":  # the pool has the GPUs, and the worker none
+                return replace(config, resource_manager=pool, ray="inherit")
+        return replace(
+            config,
+            resource_manager=pool,
+            device_mapping=mapping,
+            num_gpus_per_worker=each,
+            span_nodes=each > pool.gpu_per_node,
+        )
+
+    def _warn_of_shared(self, role: str, new: list[int]) -> None:
+        has = {
+            other: {device for info in infos for device in info.gpu_devices}
+            for other, infos in self._workers.items()
+            if other not in self._colocated_roles
+        }
+        has[role] = {device for device in new if new.count(device) > 1}
+        for other, theirs in has.items():
+            if both := sorted(theirs.intersection(new)):
+                logger.warning(
+                    "role %r gets GPUs %s, which role %r has already: gpu_devices=%s are given in "
+                    "turn, and again when all have been given. Say colocation where roles are to "
+                    "share them",
+                    *(role, both, other, self.gpu_devices),
+                )
+
+    def _release(self, role: str) -> None:
+        """Give back the pools of a role."""
+        for pool in self._pools.pop(role, []):
+            pool.destroy_placement_group()
 
     def _colocate(self, role: str, count: int, strategy: Any) -> list[str]:
         target = strategy.target
@@ -216,40 +263,44 @@ class MusterScheduler(_api.Scheduler):
         if owner is None:
             raise _api.WorkerNotFoundError(f"Target role '{target_role}' not found for fork")
         self._refuse_another(role)
-        targets = self._workers[owner]
         self._check_worker_health(owner)
+        targets = self._workers[owner]
         near = [target for target in targets if isinstance(target, Command)]
         if near:
             self._fork_beside(role, near, command)
         else:
-            self._fork_far(role, owner, command)
+            self._fork_far(role, targets, command)
         self._colocated_roles[role] = target_role
         return [info.id for info in self._workers[role]]
 
     def _fork_beside(self, role: str, targets: list[Command], command: str | None) -> None:
-        """Fork Muster's own workers: a cluster on the same devices."""
+        """Fork Muster's own workers: clusters on the same devices."""
         openings = []
         for index, target in enumerate(targets):
             words = ["python", "-m", command, "--host", target.worker.ip] if command else []
             who, count = self._identity(role, index), len(target.worker.worker_ports)
             env, pid = target.handle.env(), target.pid
             openings.append(Opening(who, "", count, env, command=words, target=pid))
-        self._start(role, _beside(targets), openings)
+        beside = dict.fromkeys(target.handle._cluster for target in targets)
+        pools = [(cluster.worker_config, cluster.resource_manager) for cluster in beside]
+        configs = [replace(config, resource_manager=pool) for config, pool in pools if config]
+        self._start(role, configs, openings)
 
-    def _fork_far(self, role: str, target_role: str, command: str | None) -> None:
+    def _fork_far(self, role: str, targets: list[WorkerInfo], command: str | None) -> None:
         """Fork workers that somebody else started: they are asked to, by HTTP."""
         infos: list[WorkerInfo] = []
         try:
-            for index, target in enumerate(self._workers[target_role]):
+            for index, target in enumerate(targets):
                 ports = target.tell("alloc_ports", count=len(target.worker.worker_ports))
                 host = ports["host"]
                 words = [sys.executable, "-m", command or _api.NATIVE_COMMANDS[-1], "--host", host]
                 words += self._identity(role, index).arguments(ports["ports"][0])
                 target.tell("fork", role=role, worker_index=index, raw_cmd=words)
                 worker = _api.Worker(f"{role}/{index}", host, [str(p) for p in ports["ports"]])
-                devices = self._get_colocated_gpus(target_role, index)
-                log = str(self.log_dir / f"{role}.log")
-                infos.append(WorkerInfo(worker, None, role, devices, 0.0, log, parent=target))
+                devices = self._get_colocated_gpus(target.role, index)
+                infos.append(
+                    WorkerInfo(worker, None, role, devices, 0.0, self._log(role), parent=target)
+                )
             self._wait_ready(role, infos, _FORK_SECONDS)
             self._admit(role, infos)
         except (Again, Refusal, _api.SchedulerError) as error:
@@ -270,29 +321,51 @@ class MusterScheduler(_api.Scheduler):
             )
         return beside[worker_idx].gpu_devices
 
-    def _start(self, role: str, shares: list[_roles.Share], openings: list[Opening]) -> None:
+    def _start(self, role: str, configs: list[WorkerConfig], openings: list[Opening]) -> None:
         """Make a role's clusters and open its workers; all of them, or none."""
         if self._logs is None:
             self._logs = LogFiles(self.log_dir)
         clusters: list[Cluster] = []
         infos: list[WorkerInfo] = []
         try:
-            for number, share in enumerate(shares):
+            for number, config in enumerate(configs):
                 name = _roles.cluster_name(role) + self._suffix
-                if len(shares) > 1:
-                    name += f".{number}"
+                name += f".{number}" if len(configs) > 1 else ""
                 self._logs.follow(name, role)
-                cluster = self._make(name, share)
-                clusters.append(cluster)
-                infos += self._open(cluster, share, openings)
+                clusters.append(Cluster(name, Host, worker_config=config))
+                infos += self._open(clusters[-1], openings[len(infos) :])
             self._admit(role, infos)
         except BaseException as error:
-            self._allocated_ports -= _ports(self._workers.pop(role, []))
-            self._end(clusters, self._shares.pop(role, []))
+            self._workers.pop(role, None)
+            self._allocated_ports -= _ports(infos)
+            self._end(clusters)
+            self._release(role)
             if isinstance(error, _errors.MusterError):
                 reason = f"{type(error).__name__}: {error.message}"
                 raise _api.WorkerCreationError(role, reason, str(error)) from error
             raise
+
+    def _open(self, cluster: Cluster, openings: list[Opening]) -> Iterator[WorkerInfo]:
+        """Give the workers of a cluster their places."""
+        started = []
+        for handle, opening in zip(cluster.workers, openings, strict=False):
+            opening.address = cluster.worker2nodes[handle]
+            started.append((handle, opening, handle.open_worker.remote(opening)))
+        for handle, opening, ref in started:
+            role, index = opening.identity.role, opening.identity.worker_index
+            try:
+                ports = [str(port) for port in get(ref)]
+            except NoPortsError as error:
+                raise _api.WorkerCreationError(
+                    role, f"Resource allocation failed for worker {index}", str(error)
+                ) from _api.PortAllocationError(str(error))
+            worker = _api.Worker(f"{role}/{index}", opening.address, ports)
+            devices = [int(at["gpu_rank"]) for at in cluster.rank2devices[handle.rank]]
+            kind = Command if opening.command else Native
+            info = kind(worker, None, role, devices, 0.0, self._log(role), handle=handle)
+            if kind is Native and self.experiment_name and self.trial_name:
+                announce(opening.identity, info.address)  # a command says itself where it is
+            yield info
 
     def _admit(self, role: str, infos: list[WorkerInfo]) -> None:
         """Have workers be a role's, with the experiment's configuration."""
@@ -303,58 +376,6 @@ class MusterScheduler(_api.Scheduler):
         if self.exp_config is not None:  # all at once: the first thing they do takes longest
             with ThreadPoolExecutor(len(infos)) as pool:
                 list(pool.map(self._configure_worker, infos, range(len(infos))))
-
-    def _open(
-        self, cluster: Cluster, share: _roles.Share, openings: list[Opening]
-    ) -> list[WorkerInfo]:
-        """Give the workers of a cluster their places."""
-        share = replace(share, pool=cluster.resource_manager)
-        mine = list(zip(cluster.workers, [openings[i] for i in share.indices], strict=True))
-        for handle, opening in mine:
-            opening.address = cluster.worker2nodes[handle]
-        started = [handle.open_worker.remote(opening) for handle, opening in mine]
-        infos: list[WorkerInfo] = []
-        devices, each = share.mapping or [], len(share.mapping or ()) // len(mine)
-        for (handle, opening), ref in zip(mine, started, strict=True):
-            who = opening.identity
-            try:
-                ports = [str(port) for port in get(ref)]
-            except NoPortsError as error:
-                raise _api.WorkerCreationError(
-                    who.role,
-                    f"Resource allocation failed for worker {who.worker_index}",
-                    str(error),
-                ) from _api.PortAllocationError(str(error))
-            worker = _api.Worker(f"{who.role}/{who.worker_index}", opening.address, ports)
-            kind = Command if opening.command else Native
-            named = self.experiment_name and self.trial_name
-            if named and kind is Native:  # a command says itself where it is
-                announce(who, join(worker.ip, int(ports[0])))
-            own, devices = devices[:each], devices[each:]
-            log = str(self.log_dir / f"{who.role}.log")
-            at: dict[str, Any] = {"handle": handle, "share": share}
-            infos.append(kind(worker, None, who.role, own, log_file=log, **at))
-        return infos
-
-    def _make(self, name: str, share: _roles.Share) -> Cluster:
-        spec = share.spec
-        env = _roles.variables(spec, self.enable_tms_offload)
-        deferred = share.pool is not None and share.mapping is None
-        config = WorkerConfig(
-            world_size=len(share.indices),
-            device_mapping=share.mapping,
-            num_gpus_per_worker=spec.gpu if share.mapping else None,
-            span_nodes=share.span,
-            env=env,
-            rank_env=True,  # a role may set any variable
-            grace=GRACE,
-            # AReaL's time is for workers that are there, see get_workers; to import takes longer.
-            startup_timeout=max(self.startup_timeout, 300.0),
-            python=_roles.interpreter(spec),
-            preload=_PRELOAD,
-            ray="inherit" if deferred else "",
-        )
-        return Cluster(name, Host, share.pool, config)
 
     def _configure_worker(self, worker_info: WorkerInfo, worker_rank: int) -> None:
         """Give a worker the experiment's configuration."""
@@ -386,7 +407,7 @@ class MusterScheduler(_api.Scheduler):
 
     def _is_worker_ready(self, worker_info: WorkerInfo) -> bool:
         """Whether a worker answers."""
-        return worker_info.ready()
+        return _http.healthy(worker_info.worker.ip, worker_info.port)
 
     def _wait_ready(self, role: str, infos: Sequence[WorkerInfo], timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -408,7 +429,8 @@ class MusterScheduler(_api.Scheduler):
                 if each in self._colocated_roles or each in self._workers:
                     self.delete_workers(each)
             if self._named is not None:
-                self._named.release()
+                self._named.destroy_placement_group()
+                self._named = None
             if self._logs is not None:
                 self._logs.close()
                 self._logs = None
@@ -422,28 +444,25 @@ class MusterScheduler(_api.Scheduler):
         infos = self._workers.pop(role, None)
         if infos is not None:
             self._cleanup_workers(infos)
-            _roles.release(self._shares.pop(role, []))
+            self._release(role)
 
     def _cleanup_workers(self, workers: list[WorkerInfo]) -> None:
         """End workers, all at the same time."""
         self._allocated_ports -= _ports(workers)
         far = [info for info in workers if not isinstance(info, Command)]
         near = [info.handle._cluster for info in workers if isinstance(info, Command)]
-        self._end(list(dict.fromkeys(near)), [])
-        for step in (WorkerInfo.end, WorkerInfo.see_off):
-            for info in far:
-                try:
-                    step(info)
-                except Exception as error:
+        self._end(list(dict.fromkeys(near)))
+        with ThreadPoolExecutor(len(far) or 1) as pool:
+            for info, ended in [(info, pool.submit(info.end)) for info in far]:
+                if (error := ended.exception()) is not None:
                     logger.error("%s could not be ended: %s", info.id, error)
-        _tensors.leave(join(info.worker.ip, info.port) for info in workers)
+        _tensors.leave(info.address for info in workers)
 
-    def _end(self, clusters: list[Cluster], shares: list[_roles.Share]) -> None:
-        """Stop clusters and give back what they were on."""
+    def _end(self, clusters: list[Cluster]) -> None:
+        """Stop clusters, and have all that they printed written."""
         for cluster in clusters:
             with contextlib.suppress(_errors.MusterError):
                 cluster.shutdown()
-        _roles.release(shares)
         if self._logs is not None and clusters:
             self._logs.drain()
 
@@ -481,55 +500,43 @@ class MusterScheduler(_api.Scheduler):
             raise creation_error(info, engine, error) from error
 
     def call_engine(
-        self,
-        worker_id: str,
-        method: str,
-        engine_name: str | None = None,
-        *args: Any,
-        rpc_meta: dict[str, Any] | None = None,
-        http_timeout: float = 7200.0,
-        max_retries: int = 3,
-        retry_delay: float = 1.0,
-        **kwargs: Any,
+        self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a method of an engine and wait for its result."""
-        info, asked = self._asked(worker_id, method, engine_name, args, kwargs, rpc_meta)
-        attempts = Attempts(info, method, max_retries, retry_delay)
+        """Call a method of an engine and wait for its result. ``rpc_meta``, ``http_timeout``,
+        ``max_retries`` and ``retry_delay`` are the call's; all else, a ``timeout`` too, is the
+        method's."""
+        call = self._call(worker_id, method, engine_name, args, **kwargs)
         while True:
-            try:
-                return info.ask("call", http_timeout, **asked)
-            except Exception as error:
-                pause = attempts.failed(error)
-            time.sleep(pause)
+            with call:
+                return call.info.ask("call", call.timeout, **call.asked)
+            time.sleep(call.pause)
 
     async def async_call_engine(
+        self, worker_id: str, method: str, engine_name: str | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The same, in any event loop."""
+        call = self._call(worker_id, method, engine_name, args, **kwargs)
+        while True:
+            with call:
+                return await call.info.awaited("call", call.timeout, **call.asked)
+            await asyncio.sleep(call.pause)
+
+    def _call(
         self,
         worker_id: str,
         method: str,
-        engine_name: str | None = None,
-        *args: Any,
+        name: str | None,
+        args: Sequence[Any],
+        /,
         rpc_meta: dict[str, Any] | None = None,
         http_timeout: float = 7200.0,
         max_retries: int = 3,
         retry_delay: float = 1.0,
         **kwargs: Any,
-    ) -> Any:
-        """Call a method of an engine and await its result, in any event loop."""
-        info, asked = self._asked(worker_id, method, engine_name, args, kwargs, rpc_meta)
-        attempts = Attempts(info, method, max_retries, retry_delay)
-        while True:
-            try:
-                return await info.awaited("call", http_timeout, **asked)
-            except Exception as error:
-                pause = attempts.failed(error)
-            await asyncio.sleep(pause)
-
-    def _asked(
-        self, worker_id: str, method: str, name: str | None, args: Any, kwargs: Any, meta: Any
-    ) -> tuple[WorkerInfo, dict[str, Any]]:
+    ) -> Call:
         asked: dict[str, Any] = {"method": method, "engine_name": name or worker_id}
-        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": meta}
-        return self._find(worker_id), asked
+        asked |= {"args": list(args), "kwargs": kwargs, "rpc_meta": rpc_meta}
+        return Call(self._find(worker_id), asked, http_timeout, max_retries, retry_delay)
 
     # --- who is where ----------------------------------------------------
 
@@ -562,19 +569,15 @@ class MusterScheduler(_api.Scheduler):
     _read_log_tail = staticmethod(read_log_tail)
 
     def _identity(self, role: str, index: int) -> Identity:
-        told = {name: str(getattr(self, name)) for name in NAMES}
-        kept = getattr(self, "log_dir", None)  # which is made of the others
-        return Identity(role, index, **told, log_dir=kept and str(kept))
+        told = {name: str(getattr(self, name)) for name in NAMES if hasattr(self, name)}
+        return Identity(role, index, **told, log_dir=str(self.log_dir))
+
+    def _log(self, role: str) -> str:
+        return str(self.log_dir / f"{role}.log")
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.delete_workers()
-
-
-def _beside(targets: list[Command]) -> list[_roles.Share]:
-    """The places of other workers, for forks of them."""
-    places = [target.share for target in targets]
-    return [share for place, share in enumerate(places) if share not in places[:place]]
 
 
 def _ports(infos: list[WorkerInfo]) -> set[int]:

@@ -13,7 +13,6 @@ import urllib.error
 import urllib.request
 import uuid
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any, cast
 
 from .._trees import leaves, mapped
@@ -139,29 +138,24 @@ def _fetch_far(shard: TensorShardInfo) -> Any:
 
 #: The shards of this process.
 _shards: dict[str, Any] = {}
-_lock = Lock()
 
 
 def store(shard_id: str, tensor: Any) -> None:
     """Keep a tensor under a name."""
-    with _lock:
-        _shards[shard_id] = tensor
+    _shards[shard_id] = tensor
 
 
 def fetch(shard_id: str) -> Any:
     """The tensor of that name; KeyError where there is none."""
-    with _lock:
-        return _shards[shard_id]
+    return _shards[shard_id]
 
 
 def remove(shard_id: str) -> int:
     """Let go of a tensor; how many that were."""
-    with _lock:
-        return 0 if _shards.pop(shard_id, None) is None else 1
+    return 0 if _shards.pop(shard_id, None) is None else 1
 
 
 def storage_stats() -> dict[str, int]:
     """How many tensors are kept, and their bytes."""
-    with _lock:
-        total = sum(int(tensor.nbytes) for tensor in _shards.values())
-        return {"num_tensors": len(_shards), "total_bytes": total}
+    kept = list(_shards.values())
+    return {"num_tensors": len(kept), "total_bytes": sum(int(tensor.nbytes) for tensor in kept)}
