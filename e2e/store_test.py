@@ -193,6 +193,27 @@ def test_what_a_worker_made_and_got_as_an_argument_is_spilled(spills: Path) -> N
         assert eventually(lambda: not objects()), objects()
 
 
+def test_what_was_read_and_is_kept_is_spilled(spills: Path) -> None:
+    """What nobody looks at any more is let go of with the next call, by the script and by who
+    ran one; but for what was written, which is nowhere else."""
+    with session("1x1"), pool(1) as rm, cluster(Stage, rm, device_mapping="0") as c:
+        held: list[Batch] = []
+        for i in range(16):  # 128 MiB
+            held.append(c.double(Batch({"x": rows(1024) + i})))
+            c.keep_handle(held[-1])
+            assert held[-1]["x"][0, 0] == held[-1][0]["x"][0] == 2 * i
+            assert len(c.sums()[0]) == i + 1
+            if i < 2:
+                held[-1]["x"][7] = -1
+        assert sum(node["spilled_bytes"] for node in stores()) > 0
+        for i, one in enumerate(held):
+            assert one["x"][0, 0] == 2 * i and (one["x"][7, 0] == -1) == (i < 2)
+        assert c.sums() == [[int(((rows(1024) + i) * 2).sum()) for i in range(16)]]
+        c.let_go()
+        del held, one
+        assert eventually(lambda: not objects()), objects()
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(3))
 def test_the_owner_dies_while_it_is_spilled(

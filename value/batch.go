@@ -92,7 +92,7 @@ func NewBatch(record arrow.RecordBatch, meta map[string]any) (*Batch, error) {
 		}
 		h.Metas = []batch.Meta{{Value: m.Raw, Bufs: len(m.Bufs)}}
 		if _, has := meta[merged]; has {
-			h.Metas[0].Origin = rand.Uint64() | 1
+			h.Metas[0].Origin = rand.Uint64()>>(64-layerBits) | 1
 		}
 		for _, buf := range m.Bufs {
 			b, err := blockOf(buf, m.named)

@@ -21,21 +21,53 @@ func (b *Batch) Meta() (map[string]any, error) {
 	}
 	defer releaseBlocks(blocks)
 	var all []map[string]any
+	var told []metrics
 	at := b.handle.Objects
-	counted := map[uint64]bool{}
 	for _, m := range b.handle.Metas {
 		one, err := decodeMeta(m.Value, blocks[at:at+m.Bufs])
 		if err != nil {
 			return nil, about(err, "the meta of a batch")
 		}
 		at += m.Bufs
-		if m.Origin != 0 && counted[m.Origin] {
-			delete(one, merged) // the same metrics, beside other things
+		if value, has := one[merged]; has {
+			told = addMetrics(told, metrics{m.Origin, value})
 		}
-		counted[m.Origin] = true
 		all = append(all, one)
 	}
-	return mergeMetas(all), nil
+	return mergeMetas(all, told), nil
+}
+
+// metrics are those of one origin: whoever made them drew that number. Others may
+// have left out some of them, which they have changed.
+type metrics struct {
+	origin uint64
+	value  any
+}
+
+// layer is 0 of what stands for itself; what was added to others has a higher one
+// than these.
+func (m metrics) layer() uint64 { return m.origin >> layerBits }
+
+// layerBits are those of an origin below its layer.
+const layerBits = 56
+
+// addMetrics adds to those that are known what they lack: each of an origin counts
+// once.
+func addMetrics(told []metrics, m metrics) []metrics {
+	at := slices.IndexFunc(told, func(o metrics) bool { return m.origin != 0 && o.origin == m.origin })
+	if at < 0 {
+		return append(told, m)
+	}
+	known, ok := told[at].value.(map[string]any)
+	more, its := m.value.(map[string]any)
+	if ok && its {
+		for key, v := range more {
+			if _, has := known[key]; !has {
+				known[key] = v
+			}
+		}
+	}
+	return told
 }
 
 func decodeMeta(raw []byte, blocks []*block) (meta map[string]any, err error) {
@@ -53,43 +85,54 @@ func decodeMeta(raw []byte, blocks []*block) (meta map[string]any, err error) {
 	return meta, RawOf(raw, bufs, held).Decode(&meta)
 }
 
-func mergeMetas(all []map[string]any) map[string]any {
+func mergeMetas(all []map[string]any, told []metrics) map[string]any {
 	if len(all) == 0 {
 		return nil
 	}
 	out := all[0]
-	var metrics []any
-	for i, one := range all {
+	for _, one := range all[1:] {
 		for key, v := range one {
-			if key == merged {
-				metrics = append(metrics, v)
-			}
-			if _, has := out[key]; !has && i > 0 {
+			if _, has := out[key]; !has {
 				out[key] = v
 			}
 		}
 	}
-	if len(metrics) > 1 {
-		out[merged] = mergeMetrics(metrics)
+	if len(told) > 0 {
+		out[merged] = mergeMetrics(told)
 	}
 	return out
 }
 
-// mergeMetrics merges dicts by their keys; whatever is not all dicts is a list.
-func mergeMetrics(several []any) any {
-	values := map[string][]any{}
+// mergeMetrics merges dicts by their keys; whatever is not all dicts is a list. What
+// one part alone has stays as it is, if it has its layer to itself.
+func mergeMetrics(several []metrics) any {
+	if len(several) == 1 {
+		return several[0].value
+	}
+	values, layers, of := map[string][]any{}, map[uint64]int{}, map[string]uint64{}
 	for _, one := range several {
-		dict, ok := one.(map[string]any)
+		dict, ok := one.value.(map[string]any)
 		if !ok {
-			return several
+			return valuesOf(several)
 		}
+		layers[one.layer()]++
 		for key, v := range dict {
-			values[key] = append(values[key], v)
+			values[key], of[key] = append(values[key], v), one.layer()
 		}
 	}
 	out := map[string]any{}
 	for key, some := range values {
-		out[key] = together(some)
+		if out[key] = together(some); len(some) == 1 && layers[of[key]] == 1 {
+			out[key] = some[0]
+		}
+	}
+	return out
+}
+
+func valuesOf(several []metrics) []any {
+	out := make([]any, len(several))
+	for i, one := range several {
+		out[i] = one.value
 	}
 	return out
 }

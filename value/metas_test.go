@@ -80,3 +80,44 @@ func TestMetricsOfEachPart(t *testing.T) {
 		}
 	}
 }
+
+// TestMetricsThatWereAdded: what ranks add counts for each, what they added it to
+// once, also where some have changed a part of that.
+func TestMetricsThatWereAdded(t *testing.T) {
+	dict := func(pairs ...any) map[string]any {
+		made := map[string]any{}
+		for i := 0; i < len(pairs); i += 2 {
+			made[pairs[i].(string)] = pairs[i+1]
+		}
+		return made
+	}
+	const added, twice = 1 << layerBits, 2 << layerBits
+	for _, c := range []struct {
+		told []metrics
+		want any
+	}{
+		{[]metrics{{1, dict("old", 5)}, {added | 3, dict("acc", 1)}}, dict("old", 5, "acc", 1)},
+		{
+			[]metrics{{1, dict("old", 5)}, {added | 3, dict("acc", 1)}, {1, dict("old", 5)}, {added | 5, dict("acc", 2)}},
+			dict("old", 5, "acc", []any{1, 2}),
+		},
+		{
+			[]metrics{{1, dict("old", 5)}, {7, dict("old", 6, "own", 7)}, {added | 3, dict("acc", 1)}, {twice | 3, dict("time", 2)}},
+			dict("old", []any{5, 6}, "own", []any{7}, "acc", 1, "time", 2),
+		},
+		{ // one has changed what another has left as it was
+			[]metrics{{1, dict("old", 5)}, {added | 3, dict("acc", 1)}, {1, dict("old", 5, "acc", 0)}},
+			dict("old", 5, "acc", []any{0, 1}),
+		},
+		{[]metrics{{1, 5}, {1, 5}}, 5},
+		{[]metrics{{1, 5}, {added | 3, dict("acc", 1)}}, []any{5, dict("acc", 1)}},
+	} {
+		var told []metrics
+		for _, m := range c.told {
+			told = addMetrics(told, m)
+		}
+		if got := mergeMetrics(told); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%v, not %v", got, c.want)
+		}
+	}
+}

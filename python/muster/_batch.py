@@ -16,11 +16,13 @@ try:
 except ImportError as error:
     raise ImportError(f"Batch needs numpy: pip install 'muster[numpy]' ({error})") from error
 
-from . import _blame, _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _sources, _wire
+from . import _blame, _blocks, _drafts, _legs, _metas, _objects, _parts, _rows, _views, _wire
 from ._blocks import Block
 from ._errors import MusterError, ReleasedError
+from ._looks import Stretch
 from ._parts import Part
 from ._rows import Cut, Handle, Piece
+from ._sources import Inline
 
 if TYPE_CHECKING:
     import os
@@ -44,16 +46,19 @@ class Batch:
         "_came",
         "_cut",
         "_look",
+        "_looked",
         "_metas",
         "_one",
         "_parts",
         "_rows",
+        "_rows_made",
     )
 
     _parts: list[Part] | None  # None: released
     #: What it is, if it is so simple; parts are then made when needed.
     _one: tuple[_legs.Range, _objects.Stored] | None
     _came: tuple[bytes, Sequence[Any]] | None  # its payload and buffers, while nothing is changed
+    _looked: bool  # it is known to keep something open
     _look: _metas.Look | None  # what somebody got of its metas, and may have changed since
 
     def __init__(
@@ -74,7 +79,9 @@ class Batch:
         self._cut: Cut | None = None
         self._metas: list[_metas.Meta] = _metas.given(meta)
         self._cache: dict[str, Any] = {}
+        self._rows_made: dict[str, list[Any]] = {}  # what lists in the cache were made of
         self._came = self._one = self._look = None
+        self._looked = False
 
     @classmethod
     def _of(
@@ -83,6 +90,7 @@ class Batch:
         made = cls.__new__(cls)
         made._rows, made._parts, made._cut, made._cache = rows, parts, cut, {}
         made._came = made._one = made._look = None
+        made._looked, made._rows_made = False, {}
         made._metas = list(metas)
         return made
 
@@ -180,6 +188,9 @@ class Batch:
                 value = _legs.read(*self._one, key)
                 if value is not None:
                     self._cache[key] = value
+                    if not self._looked:
+                        self._looked = True
+                        self._one[1].right.ledger.looks.note(self)
                     if self._parts:
                         self._parts[0].pieces[0].block.show((key,))
                     return value
@@ -201,6 +212,8 @@ class Batch:
         one, read = self._slice(row, row + 1), self._cache
         for part in one._live():
             part.pieces[0].block.hold()
+        one._looked = True  # as it goes
+        _views.held(self)
         return {n: read[n][row] if n in read else one._value(n)[0] for n in self.columns}
 
     def keys(self) -> list[str]:
@@ -232,8 +245,11 @@ class Batch:
             return self._cache[name]
         value = _blocks.value_of(name, part.columns[name], part.pieces)
         if len(part.pieces) > 1 or not part.pieces[0].block.local:
-            self._cache[name] = value
+            return _views.keep(self, part, name, value)
         return value
+
+    def _let_go(self, stretches: dict[int, Stretch]) -> bool:
+        return _views.let_go(self, stretches)
 
     def _held(self) -> list[Any]:
         """The bytes of all objects: while several columns are read, each is opened once."""
@@ -295,17 +311,7 @@ class Batch:
                     "take muster.get(…) of a ref, Batch.of(…) of others' types"
                 )
         some = [batch for batch in given if batch._live()] or given
-        first = some[0].columns
-        for at, batch in enumerate(some):
-            lacks, extra = set(first) - {*batch.columns}, {*batch.columns} - set(first)
-            if lacks or extra:
-                says = [f"lacks {sorted(lacks)}"] * bool(lacks) + [f"has {sorted(extra)}"] * bool(
-                    extra
-                )
-                raise ValueError(
-                    "batches with different columns cannot be put together: the first has "
-                    f"{first}, number {at} {' and '.join(says)}: select the same columns of each"
-                )
+        _parts.check_columns([batch.columns for batch in some])
         rows = sum(map(len, some))
         cuts = [batch._cut for batch in some if batch._rows]
         parts = _parts.concat([batch._live() for batch in some])
@@ -493,6 +499,7 @@ class Batch:
         """Give up what the batch holds, now. Arrays that were read from it stay good; the
         batch itself cannot be used any more."""
         self._parts, self._cache, self._metas, self._cut = None, {}, [], None
+        self._rows_made = {}
         self._came = self._one = self._look = None
 
     def __enter__(self) -> Batch:
@@ -545,7 +552,7 @@ class Batch:
                 made = Batch.__new__(Batch)  # as in _of
                 made._rows, made._parts, made._cut, made._cache = one[2] - one[1], [], None, {}
                 made._metas, made._one, made._came = [], (one, bufs[0]), (payload, bufs)
-                made._look = None
+                made._look, made._looked, made._rows_made = None, False, {}
                 return made
         rows, named, cut, told = _rows.unpack(payload, len(bufs))
         objects = len(bufs)
@@ -568,20 +575,11 @@ class Batch:
     def __reduce_ex__(self, protocol: Any) -> Any:
         import pickle
 
-        content: Any = self._content()
+        content: Any = _parts.content(self._rows, self._live())
         data: Any = pickle.PickleBuffer(content) if protocol >= 5 else content.tobytes()
         cut = None if self._cut is None else tuple(self._cut)
         metas = [(meta.decoded(), meta.origin) for meta in self._told()]
         return _unpickled, (data if self.columns else None, self._rows, cut, metas)
-
-    def _content(self) -> np.ndarray[Any, Any]:
-        """All of its rows as one object in memory of this process."""
-        columns = {
-            name: _blocks.column_of(name, stored, part.pieces, "on")
-            for part in self._live()
-            for name, stored in part.columns.items()
-        }
-        return _blocks.content_of(self._rows, columns)
 
     def __copy__(self) -> Batch:
         return self._like(list(self._live()))
@@ -590,7 +588,7 @@ class Batch:
 def _unpickled(data: Any, rows: int, cut: Any, metas: list[tuple[dict[Any, Any], int]]) -> Batch:
     parts = []
     if data is not None:
-        block = Block(None, _sources.Inline(data))
+        block = Block(None, Inline(data))
         names = {name: name for name in block.names()}
         parts.append(Part(names, [Piece(block, range(rows))]))
     told = [_metas.Meta(values, origin) for values, origin in metas]

@@ -8,9 +8,7 @@ and gathering them is here.
 from __future__ import annotations
 
 import math
-import mmap
 import threading
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -18,28 +16,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _columns, _drafts, _layout, _pages, _sources, _store
+from . import _columns, _drafts, _layout, _objects, _pages, _sources, _store
 from ._columns import Array, Bytes, Column, Index
 from ._errors import EncodingError, ProtocolError, ReleasedError
 from ._rows import Piece
 
 _NAMES_SHOWN = 8
-_PAGE = mmap.PAGESIZE
 _LONG = ("ragged", "text", "bytes")
 
 
 class Block:
     """Columns of the same rows; once it is stored it never changes."""
 
-    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_root", "_shown", "source")
+    __slots__ = ("__weakref__", "_given", "_header", "_kept", "_lock", "_shown", "source")
 
     def __init__(self, given: dict[str, Any] | None, source: _sources.Source | None) -> None:
         self._given = given
         self.source = source
         self._header: _layout.Header | None = None
         self._lock = threading.Lock()
-        self._root: Any = None  # a weak reference: what is made over it holds it
-        self._kept: Any = None  # the same where it costs nothing to hold
+        self._kept: Any = None  # the content, where it costs nothing to hold, or is to be held
         self._shown: set[str] = set()  # columns of which views were given out
 
     @property
@@ -86,7 +82,7 @@ class Block:
 
     def content(self) -> Bytes:
         """The bytes of the object, for as long as something made over them lives."""
-        root: Any = self._kept if self._root is None else self._root()
+        root: Any = self._kept
         if root is None:
             assert self.source is not None
             try:
@@ -95,14 +91,21 @@ class Block:
                 raise ReleasedError(f"this batch cannot be read any more: {error}") from None
             if self.inline:
                 self._kept = root
-            else:
-                self._root = weakref.ref(root)
         return root  # type: ignore[no-any-return]
 
     def hold(self) -> None:
         """Keep what is stored open, for who reads it row by row."""
         if not self.local:
             self._kept = self.content()
+
+    def let_go(self) -> Any:
+        """Undo `hold`, and say what is to let go: a stretch of an object, which keeps open what is
+        until it does, or None."""
+        if type(self.source) is not _objects.Stored:
+            return None
+        self.source.keep()
+        self._kept = None
+        return self.source
 
     def header(self) -> _layout.Header:
         """What lies in the object."""
@@ -177,8 +180,7 @@ class Block:
         ends = [(base + at, base + at + length) for at, length in spans if length]
         if not ends:
             return False
-        start = min(ends)[0] // _PAGE * _PAGE
-        return _pages.written(start, -(-max(ends)[1] // _PAGE) * _PAGE - start)
+        return _pages.written(*_pages.around(min(ends)[0], max(ends)[1]))
 
     # --- reading -------------------------------------------------------------------------
 

@@ -99,6 +99,9 @@ class Connection(Sender):
     ) -> None:
         if self._later:
             self._send_left()
+        ledger = self.ledger
+        if ledger is not None and (ledger.looks.fresh or ledger.looks.held):
+            ledger.looks.let_go()  # who runs it may need the room
         self._pending[ident] = sink
         try:
             if due is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ class Meta:
 
     Metrics are told apart by who made them, not by what they are: ranks that agree
     count each. ``origin`` is a number that whoever made them gave them, and that goes
-    along for as long as they stay as they are; 0 where there are none.
+    along for as long as they stay as they are; 0 where there are none. Of those of one
+    origin some may have been left out, which somebody has changed.
     """
 
     __slots__ = ("bufs", "origin", "value", "values")
@@ -81,12 +83,18 @@ class Meta:
             )
         try:
             return self.values.keys() == other.values.keys() and all(
-                bool(value == other.values[key])
+                _same_metrics(value, other.values[key])
+                if key == MERGED and self.origin
+                else bool(value == other.values[key])
                 for key, value in self.values.items()
-                if key != MERGED or not self.origin  # those of one origin are the same
             )
         except Exception:  # arrays have no one answer
             return False
+
+
+def _same_metrics(a: Any, b: Any) -> bool:
+    """Whether those of one origin are the same: they are, as far as they are there."""
+    return not isinstance(a, dict) or not isinstance(b, dict) or a.keys() == b.keys()
 
 
 def _own(values: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -121,9 +129,15 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:
     return own
 
 
-def new_origin() -> int:
-    """A number that no other has; not by `random`, whose state forked workers share."""
-    return int.from_bytes(os.urandom(8), "little") | 1
+_LAYER = 56  # the bits of an origin above these
+
+
+def new_origin(layer: int = 0) -> int:
+    """A number that no other has; not by `random`, whose state forked workers share.
+
+    It tells the layer: 0 of what stands for itself; what was added to others has a higher one
+    than these."""
+    return int.from_bytes(os.urandom(7), "little") | 1 | min(layer, 255) << _LAYER
 
 
 def distinct(metas: Iterable[Meta]) -> list[Meta]:
@@ -188,14 +202,15 @@ def adopted(batch: Any, meta: Meta) -> Any:
 class Look:
     """The dict that was made of the metas of a batch for somebody, who may change it."""
 
-    __slots__ = ("_kept", "metrics", "seen", "values")
+    __slots__ = ("_given", "_kept", "metrics", "seen", "values")
 
     def __init__(self, metas: Sequence[Meta]) -> None:
         dicts = [meta.decoded() for meta in metas]
         #: The metrics of each part, and their origins.
         self.metrics = _parts_of(metas, dicts)
-        self.values = _merged(dicts, [metrics for metrics, _ in self.metrics])
+        self.values = _merged(dicts, self.metrics)
         self.seen = _content(self.values)
+        self._given = self.values.get(MERGED)
         self._kept: list[Meta] = []  # the metrics of each part as they were told last
 
     def metas(self) -> list[Meta]:
@@ -203,12 +218,14 @@ class Look:
         of the same parts; others are new."""
         content = _content(self.values)
         if content != self.seen:
-            self.seen = content
-            self.metrics = []
-            if MERGED in self.values:
-                self.metrics.append((self.values[MERGED], new_origin()))
+            now = self.values.get(MERGED)
+            if now is self._given and type(now) is type(content) is type(self.seen) is dict:
+                self.metrics = _with_changes(self.metrics, self.seen, content, now)
+            else:
+                self.metrics = [(now, new_origin())] if MERGED in self.values else []
+            self.seen, self._given = content, now
             self._kept = []
-        if not self._kept or type(content) is list:  # which does not tell all changes
+        if not self._kept or not _tells_all(content):
             self._kept = [Meta({MERGED: metrics}, origin) for metrics, origin in self.metrics]
         rest = dict(self.values)
         if len(self._kept) == 1:
@@ -216,6 +233,26 @@ class Look:
             return [Meta.of(rest, self._kept[0].origin)]
         rest.pop(MERGED, None)
         return [Meta.of(rest, 0), *self._kept] if rest else [*self._kept]
+
+
+Metrics = tuple[Any, int]  # of a part, and their origin
+
+
+def _with_changes(
+    parts: Sequence[Metrics], seen: Mapping[Any, Any], content: Mapping[Any, Any], now: Any
+) -> list[Metrics]:
+    """The metrics of each part after somebody changed what they are together: what is as it was
+    is still theirs, the rest is a part of its own."""
+    fresh = {key: value for key, value in now.items() if content[key] != seen.get(key)}
+    found = []
+    for metrics, origin in parts:
+        left = {key: metrics[key] for key in metrics if key in now and key not in fresh}
+        if left:
+            found.append((left, origin))
+    if fresh or not found:
+        layer = max((1 + (origin >> _LAYER) for _, origin in found), default=0)
+        found.append((fresh, new_origin(layer)))
+    return found
 
 
 def changed(metas: Sequence[Meta], entries: Mapping[Any, Any]) -> list[Meta]:
@@ -228,24 +265,41 @@ def changed(metas: Sequence[Meta], entries: Mapping[Any, Any]) -> list[Meta]:
 
 
 def _content(values: Mapping[Any, Any]) -> Any:
-    """What the metrics are, to be compared."""
+    """What the metrics are, to be compared; of a dict, by key."""
     if MERGED not in values:
         return ()
     metrics = values[MERGED]
+    if type(metrics) is not dict:
+        return _compared(metrics)
+    return {key: _compared(value) for key, value in metrics.items()}
+
+
+def _compared(value: Any) -> Any:
     bufs: list[Any] = []
     try:
-        return _values.encode(metrics, bufs), [bytes(memoryview(buf)) for buf in bufs]
-    except Exception:  # what cannot be sent as bytes: whether they are the same objects
-        return [id(metrics), *map(id, metrics.values() if isinstance(metrics, dict) else ())]
+        return _values.encode(value, bufs), [bytes(memoryview(buf)) for buf in bufs]
+    except Exception:  # what cannot be sent as bytes: whether it is the same object
+        return id(value)
 
 
-def _parts_of(metas: Sequence[Meta], dicts: Sequence[Mapping[Any, Any]]) -> list[tuple[Any, int]]:
+def _tells_all(content: Any) -> bool:
+    """Whether the content tells all changes."""
+    return int not in map(type, content.values() if type(content) is dict else (content,))
+
+
+def _parts_of(metas: Sequence[Meta], dicts: Sequence[Mapping[Any, Any]]) -> list[Metrics]:
     """The metrics of each part, once, and their origins."""
-    found: list[tuple[Any, int]] = []
+    found: list[Metrics] = []
+    known: dict[int, int] = {}
     for meta, values in zip(metas, dicts, strict=True):
-        known = meta.origin and any(meta.origin == origin for _, origin in found)
-        if MERGED in values and not known:
-            found.append((values[MERGED], meta.origin))
+        if MERGED not in values:
+            continue
+        metrics, origin = values[MERGED], meta.origin
+        at = known.setdefault(origin, len(found)) if origin else len(found)
+        if at == len(found):
+            found.append((metrics, origin))
+        elif not _same_metrics(found[at][0], metrics):
+            found[at] = {**metrics, **found[at][0]}, origin
     return found
 
 
@@ -255,23 +309,27 @@ def merged(metas: Sequence[Meta]) -> dict[Any, Any]:
     return Look(metas).values
 
 
-def _merged(dicts: Sequence[dict[Any, Any]], metrics: list[Any]) -> dict[Any, Any]:
+def _merged(dicts: Sequence[dict[Any, Any]], metrics: list[Metrics]) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for one in dicts:
         for key, value in one.items():
             found.setdefault(key, value)
-    if len(metrics) > 1:
-        found[MERGED] = _merged_metrics(metrics)
+    if metrics:
+        found[MERGED] = metrics[0][0] if len(metrics) == 1 else _merged_metrics(metrics)
     return found
 
 
-def _merged_metrics(several: list[Any]) -> Any:
-    if not all(isinstance(one, dict) for one in several):
-        return several
-    keys: dict[Any, None] = {}
-    for one in several:
-        keys |= dict.fromkeys(one)
-    return {key: _together([one[key] for one in several if key in one]) for key in keys}
+def _merged_metrics(several: list[Metrics]) -> Any:
+    if not all(isinstance(one, dict) for one, _ in several):
+        return [one for one, _ in several]
+    layers = Counter(origin >> _LAYER for _, origin in several)
+    found: dict[Any, Any] = {}
+    alone: dict[Any, bool] = {}
+    for one, origin in several:
+        for key, value in one.items():
+            alone[key] = key not in found and layers[origin >> _LAYER] == 1
+            found.setdefault(key, []).append(value)
+    return {key: some[0] if alone[key] else _together(some) for key, some in found.items()}
 
 
 def _together(values: list[Any]) -> Any:

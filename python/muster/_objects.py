@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from . import _errors, _wire
 from ._endings import Ending, endings, flusher, nobody, waiting, when_gone
 from ._loans import Account, Loans
+from ._looks import ALONE, Looks, references
 from ._sources import Inline, Source, Window
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Ledger:
         self.given_back: list[tuple[int, int]] = []
         self.loans = loans = Loans(lends=self._where[3] < _CALLERS)
         self.fresh, self.read = loans.fresh, loans.read  # what `settle` is about
+        self.looks = Looks(self.counting)  # at what is kept open
         #: The call that runs, if its reply takes along what was given back of its own arguments:
         #: until then the head holds those for the call anyway. Else 0.
         self.leg = 0
@@ -189,6 +191,7 @@ class Ledger:
         read here, too, for as long as it has; by a connection of our own, as the parent's loans
         end when its calls do, and nobody tells us."""
         self._sorting, self.counting = threading.Lock(), threading.RLock()  # whoever had them
+        self.looks = Looks(self.counting)  # what the parent has open stays so
         for account in waiting(Account):
             if account.ledger is self and account.maker is None:
                 account.forfeit()
@@ -226,6 +229,12 @@ def abandon() -> None:
     for ledger in [*_Current.living]:
         ledger.abandon()
     _Current.ledger = None
+
+
+def share() -> None:
+    """Of this process a child was forked, or is about to be, which sees what it looks at."""
+    for ledger in [*_Current.living]:
+        ledger.looks.stay()
 
 
 class Right:
@@ -266,46 +275,90 @@ def _reading() -> tuple[Any, Any]:
 class Stored:
     """A stretch of an object in a store."""
 
-    __slots__ = ("_lease", "_memory", "_root", "nbytes", "offset", "right")
+    __slots__ = ("__weakref__", "_kept", "_lease", "_memory", "_root", "nbytes", "offset", "right")
 
     _root: Callable[[], _Bytes | None]
     _memory: Callable[[], Any]
     _lease: Callable[[], Lease | None]  # of the root, where not all is here
+    _kept: Any  # the root, or the memory, where it is to stay
 
     def __init__(self, right: Right, offset: int, nbytes: int) -> None:
         self.right = right
         self.offset = offset
         self.nbytes = nbytes
         self._root = self._memory = self._lease = nobody
+        self._kept = None
 
     def root(self) -> numpy.ndarray[Any, Any]:
         """The content as a writable array; the same one for as long as it is held."""
         root: numpy.ndarray[Any, Any] | None = self._root()
         if root is None:
-            frombuffer, kind = _Numpy.reading or _reading()
-            memory = self.memory()
-            if memory is None:
-                root = frombuffer(self._opened(), kind)
-            else:
-                root = frombuffer(memory, kind, self.nbytes, self.offset)
-            self._root = weakref.ref(root)
+            made, lease = self._mapped()
+            with self.right.ledger.counting:
+                root = self._root()
+                if root is None:
+                    root, self._lease = made, lease
+                    self._root = weakref.ref(root)
         return root
+
+    def _mapped(self) -> tuple[numpy.ndarray[Any, Any], Any]:
+        frombuffer, kind = _Numpy.reading or _reading()
+        memory = self.memory()
+        if memory is not None:
+            return frombuffer(memory, kind, self.nbytes, self.offset), nobody
+        object = self.right.object
+        lease = self.right.ledger.stores.open([object])[object]
+        return frombuffer(_within(self, lease), kind), (
+            weakref.ref(lease) if lease.partial else nobody
+        )
 
     def memory(self) -> Any:
         """What it lies in, from the beginning of its object on, as a ctypes array, the same one for
         as long as it is held: of what came with a leg, and lies where that says. Else None."""
         memory = self._memory()
         if memory is None:
-            memory = _borrowed(self.right, self.offset + self.nbytes)
-            if memory is not None:
-                self._memory = weakref.ref(memory)
+            memory = _borrowed(self.right, self.offset + self.nbytes, self)
         return memory
 
-    def _opened(self) -> memoryview:
-        object = self.right.object
-        lease = self.right.ledger.stores.open([object])[object]
-        self._lease = weakref.ref(lease) if lease.partial else nobody
-        return _within(self, lease)
+    def keep(self) -> None:
+        """Keep open what is, until `let_go`."""
+        root = self._root()
+        self._kept = self._memory() if root is None else root
+
+    def let_go(self) -> bool:
+        """Let go of what was kept open and nobody looks at; whether somebody does. What was
+        written to it stays, for as long as this does: a root that is made anew would not show it."""
+        with self.right.ledger.counting:
+            root, memory, kept = self._root, self._memory, self._kept
+            base, gone, looked_at = kept, False, True
+            try:
+                # Nobody can come by it now who has no view of it.
+                self._root = self._memory = nobody
+                self._kept = None
+                base = root()
+                if base is None:
+                    base = memory()
+                kept = None
+                looked_at = base is not None and references(base) > ALONE
+                if not looked_at and memory() is not None:
+                    base = memory()  # of which a root is made again
+                    looked_at = references(base) > ALONE
+                gone = not looked_at and (base is None or not self._written(base))
+            finally:
+                if not gone:
+                    self._kept, self._root, self._memory = base, root, memory
+        return looked_at
+
+    def _written(self, base: Any) -> bool:
+        import ctypes
+
+        from . import _pages
+
+        if isinstance(base, ctypes.Array):
+            start = ctypes.addressof(base) + self.offset
+        else:
+            start = base.ctypes.data
+        return _pages.written(*_pages.around(start, start + self.nbytes))
 
     @property
     def partial(self) -> bool:
@@ -378,24 +431,36 @@ def _lent(sources: Sequence[Stored]) -> list[memoryview | None]:
     return found
 
 
-def _borrowed(right: Right, end: int) -> Any:
+def _borrowed(right: Right, end: int, stored: Stored | None = None) -> Any:
     """All of an object that came with a leg, seen by nobody else, as a ctypes array; None where
-    it is to be opened, or has no so many bytes."""
+    it is to be opened, or has no so many bytes. Where it is for a stretch, by that alone."""
     account, ledger = right.account, right.ledger
     if account.segment <= 0 or account.maker is not None:
         return None
     with ledger.counting:
-        if account.segment <= 0:  # meanwhile
-            return None
-        for borrowed in account.borrowed:
-            memory = borrowed.memory(right, end)
-            if memory is not None:
+        if stored is not None:
+            memory = stored._memory()  # of another thread
+            if memory is not None or stored._root() is not None:
                 return memory
-        for store in (ledger._stores or ledger.stores).known.get(account.object >> 48, ()):
-            more = store.borrow(account)
-            if more is not None:
-                return more.memory(right, end)
+        memory = _mapped(right, end)
+        if memory is not None and stored is not None:
+            stored._memory = weakref.ref(memory)
+        return memory
+
+
+def _mapped(right: Right, end: int) -> Any:
+    account, ledger = right.account, right.ledger
+    if account.segment <= 0:  # meanwhile
         return None
+    for borrowed in account.borrowed:
+        memory = borrowed.memory(right, end)
+        if memory is not None:
+            return memory
+    for store in (ledger._stores or ledger.stores).known.get(account.object >> 48, ()):
+        more = store.borrow(account)
+        if more is not None:
+            return more.memory(right, end)
+    return None
 
 
 # --- buffers of frames ---------------------------------------------------------------------
@@ -441,6 +506,7 @@ def claim(bufs: Any, ledger: Ledger, leg: bool = False, call: int = 0) -> None:
             stored.offset = offset
             stored.nbytes = length
             stored._root = stored._memory = stored._lease = nobody
+            stored._kept = None
             bufs[0] = stored
             account.count = 1
     elif _wire.Reference in map(type, bufs):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import mmap
 import os
 import struct
 
@@ -45,6 +46,12 @@ def written(address: int, length: int) -> bool:
     except OSError:  # an older kernel, or one that does not want to be asked
         _Kernel.pagemap = None
         return True
+
+
+def around(start: int, stop: int) -> tuple[int, int]:
+    """The pages that memory lies in: where they begin, and how many bytes they have."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    return first, -(-stop // mmap.PAGESIZE) * mmap.PAGESIZE - first
 
 
 def _open() -> int | None:

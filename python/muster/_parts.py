@@ -65,6 +65,19 @@ def same_rows(a: Part, b: Part, name: str) -> bool:
     )
 
 
+def check_columns(batches: Sequence[Sequence[str]]) -> None:
+    """ValueError where batches that are to be put together have not the same columns."""
+    first = list(batches[0])
+    for at, columns in enumerate(batches):
+        lacks, extra = sorted({*first} - {*columns}), sorted({*columns} - {*first})
+        if lacks or extra:
+            says = [f"lacks {lacks}"] * bool(lacks) + [f"has {extra}"] * bool(extra)
+            raise ValueError(
+                "batches with different columns cannot be put together: the first has "
+                f"{first}, number {at} {' and '.join(says)}: select the same columns of each"
+            )
+
+
 def concat(batches: Sequence[Sequence[Part]]) -> list[Part]:
     """The rows of several one after another; all have the same columns, in any grouping."""
     names = [name for part in batches[0] for name in part.columns]
@@ -92,6 +105,16 @@ def _as_stored(where: Mapping[str, Part], name: str, stored: str) -> Part:
     value = _blocks.value_of(name, part.columns[name], part.pieces)
     block = Block({stored: value}, None)
     return Part({name: stored}, [Piece(block, range(_rows.count(part.pieces)))])
+
+
+def content(rows: int, parts: Sequence[Part]) -> np.ndarray[Any, Any]:
+    """All columns as one object in memory of this process."""
+    columns = {
+        name: _blocks.column_of(name, stored, part.pieces, "on")
+        for part in parts
+        for name, stored in part.columns.items()
+    }
+    return _blocks.content_of(rows, columns)
 
 
 # --- making ready ------------------------------------------------------------------------

@@ -19,7 +19,8 @@ class Source(Protocol):
         """How many bytes there are."""
 
     def root(self) -> numpy.ndarray[Any, Any]:
-        """The content as a writable array of bytes; writes stay in this process.
+        """The content as a writable array of bytes; writes stay in this process. Of what lies in a
+        store it is the same one for as long as it is held.
 
         The bytes are good for as long as this array, or anything made over it, lives.
         """

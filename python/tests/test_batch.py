@@ -517,8 +517,10 @@ class Leased:
         self.roots: list[weakref.ref[Any]] = []
 
     def root(self) -> Any:
-        made = np.frombuffer(bytearray(self.data), np.uint8)
-        self.roots.append(weakref.ref(made))
+        made = self.roots[-1]() if self.roots else None
+        if made is None:
+            made = np.frombuffer(bytearray(self.data), np.uint8)
+            self.roots.append(weakref.ref(made))
         return made
 
     def in_use(self) -> int:

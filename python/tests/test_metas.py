@@ -51,11 +51,53 @@ def test_the_results_of_ranks_count_each() -> None:
     assert metrics_of(*map(sent, shards)) == {"acc": [1.0, 1.0, 1.0]}
     for part in (shards := [sent(whole[at : at + 1]) for at in range(3)]):
         part.meta["metrics"]["acc"] = 1.0
-    assert metrics_of(*map(sent, shards)) == {"acc": [1.0] * 3, "old": [5] * 3}
+    assert metrics_of(*map(sent, shards)) == {"acc": [1.0] * 3, "old": 5}
     for part in (shards := whole.chunk(2)):
         part.meta["metrics"]["acc"] = 1.0
-    assert metrics_of(*shards) == {"acc": [1.0, 1.0], "old": [5, 5]}
+    assert metrics_of(*shards) == {"acc": [1.0, 1.0], "old": 5}
     assert whole.meta["metrics"] == {"old": 5}
+
+
+def test_what_ranks_add_leaves_the_rest_counted_once() -> None:
+    whole = Batch.concat([rows(loss=1, lens=[4]), rows(loss=2, lens=[5, 6])])
+    shards = [sent(part) for part in whole.chunk(3)]
+    for part in shards[:2]:
+        part.meta["metrics"]["acc"] = 1.0
+    told = {"loss": [1, 2], "lens": [4, 5, 6]}
+    assert sent(shards[0]).meta["metrics"] == {**told, "acc": 1.0}
+    whole = sent(Batch.concat(map(sent, shards)))
+    assert whole.meta["metrics"] == {**told, "acc": [1.0, 1.0]}
+    for part in (shards := [sent(part) for part in whole.chunk(2)]):  # cut and joined once more
+        part.meta["metrics"]["time"] = 3
+    again = Batch.concat(map(sent, shards))
+    assert again.meta["metrics"] == {**told, "acc": [1.0, 1.0], "time": [3, 3]}
+    joined = metrics_of(again, rows(loss=7, time=4))
+    assert joined == {"loss": [1, 2, 7], "lens": [4, 5, 6], "acc": [1.0] * 2, "time": [3, 3, 4]}
+
+
+def test_what_ranks_change_counts_for_those_who_did() -> None:
+    whole = rows(6, old=5, acc=0.5)
+    shards = [sent(part) for part in whole.chunk(3)]
+    for at, part in enumerate(shards[:2]):
+        part.meta["metrics"]["acc"] = at
+    assert sent(shards[1]).meta["metrics"] == {"old": 5, "acc": 1}
+    assert metrics_of(*map(sent, shards[:2])) == {"old": 5, "acc": [0, 1]}
+    for order in (shards, shards[::-1]):
+        told = metrics_of(*map(sent, order))
+        assert told["old"] == 5 and sorted(told["acc"]) == [0, 0.5, 1]
+    for part in (shards := [sent(part) for part in whole.chunk(3)]):
+        del part.meta["metrics"]["acc"]
+        part.meta["metrics"]["old"] += 1
+    assert metrics_of(*map(sent, shards)) == {"old": [6, 6, 6]}
+    for part in shards:
+        part.meta["metrics"].clear()
+    assert metrics_of(*shards) == {}
+
+
+def test_a_dict_of_a_ranks_own_is_all_its_own() -> None:
+    for part in (shards := [sent(part) for part in rows(old=5, acc=1).chunk(3)]):
+        part.meta["metrics"] = {"old": 5, "acc": 2}
+    assert metrics_of(*map(sent, shards)) == {"old": [5] * 3, "acc": [2] * 3}
 
 
 @pytest.mark.parametrize("value", [1.0, [1, 2], np.ones(3), np.ones(70_000)], ids=type)
@@ -167,7 +209,8 @@ def test_metrics_that_stay_as_they_are_are_copied_once() -> None:
     whole = rows(seen=np.zeros(3), h=[1])
 
     def told() -> Any:
-        return (whole[:1]._metas[0].values or {})["metrics"]["seen"]
+        several = [(meta.values or {}).get("metrics", {}) for meta in whole[:1]._metas]
+        return next(metrics["seen"] for metrics in several if "seen" in metrics)
 
     assert whole.meta["step"] == 1 and told() is told()
     before = told()

@@ -97,8 +97,11 @@ class Line:
     def settle(self, call: int) -> None:
         """A call has ended, and its reply is about to go out."""
         ledger = self.ledger
-        if ledger is not None and (ledger.fresh or ledger.read):
-            ledger.settle(call)
+        if ledger is not None:
+            if ledger.looks.fresh or ledger.looks.held:
+                ledger.looks.let_go()
+            if ledger.fresh or ledger.read:
+                ledger.settle(call)
 
     def tell(self, notice: bytes) -> None:
         """Send a notice. Where there is no head, the next one is told all anyway."""

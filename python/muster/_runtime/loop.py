@@ -258,8 +258,11 @@ class Loop:
         self._muted.discard(leg[1])
         flags, body, bufs = reply
         ledger = self._ledger
-        if ledger is not None and (ledger.fresh or ledger.read):
-            ledger.settle(leg[1])
+        if ledger is not None:
+            if ledger.looks.fresh or ledger.looks.held:
+                ledger.looks.let_go()
+            if ledger.fresh or ledger.read:
+                ledger.settle(leg[1])
         named = _objects.name(bufs, self._ledger, self, []) if bufs else ()
         stream = self._way.stream
         number = 0 if stream is None else stream.number()

@@ -115,6 +115,8 @@ class Serial:
             value = error = None  # what only they name is given back with the reply
             if ledger is not None:
                 ledger.leg = 0
+                if ledger.looks.fresh or ledger.looks.held:
+                    ledger.looks.let_go()
                 if ledger.fresh or ledger.read:
                     ledger.settle(call)
             if bufs or len(body) > _wire.JOIN or len(given_back) > _FEW:
