@@ -73,9 +73,19 @@ if __name__ == "__main__":
                 worker_config=WorkerConfig(device_mapping="0"))
     batch = c.fill(7)[0]
     c.keep_and_fork(batch, folder)
+    seen = c.fill(7)[0]
+    assert seen["x"].max() == 7  # by which the child has it, too
+
+    def later():
+        assert eventually(lambda: os.path.exists(f"{folder}/go"), 30)
+        return f"{seen['x'].min()} to {seen['x'].max()}"
+
+    reader = fork(later, folder, "child of one that had read")
     held = [c.fill(100 + at)[0] for at in range(20)]  # more than the store may have
     open(f"{folder}/go", "w").close()
     print(said(folder, "child of a worker"), c.end()[0])
+    print(said(folder, "child of one that had read"))
+    os.waitpid(reader, 0)
     del held
 
     def child():
@@ -105,4 +115,4 @@ def test_children_read_what_their_parent_holds(tmp_path: Path) -> None:
         MUSTER_STORE_BYTES="48MiB",
         MUSTER_SPILL_DIR=str(spilled),
     )
-    assert output_of(done).splitlines() == ["7 7", "7 7 7 7"]
+    assert output_of(done).splitlines() == ["7 7", "7 to 7", "7 7 7 7"]

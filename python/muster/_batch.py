@@ -213,7 +213,8 @@ class Batch:
         for part in one._live():
             part.pieces[0].block.hold()
         one._looked = True  # as it goes
-        _views.held(self)
+        if not self._looked:
+            _views.held(self)
         return {n: read[n][row] if n in read else one._value(n)[0] for n in self.columns}
 
     def keys(self) -> list[str]:

@@ -55,10 +55,12 @@ class Loan:
         self.size = 0
 
     def wipe(self) -> None:
-        """Before the store is told: nothing of the object may be seen here any more."""
+        """Before the store is told: nothing that was written here may be seen any more. What was
+        only read is the segment's own, and need not be mapped again for the next."""
         segment, mapping = self.segment, self.mapping
         if segment is not None and mapping is not None:
-            segment.wipe(mapping)
+            if written(mapping.address, mapping.length):
+                segment.wipe(mapping)
             self.mapping = None
             segment.take_back(mapping)
 

@@ -184,7 +184,7 @@ class Segment:
         _madvise(mapping.address, mapping.length, _DONTNEED)
 
     def take_back(self, mapping: Mapping) -> None:
-        """Take a private mapping that was wiped, for the next who looks."""
+        """Take a private mapping to which nothing is written any more, for the next who looks."""
         if self._idle or self._closed:
             mapping.close()
         else:

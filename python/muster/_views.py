@@ -38,12 +38,13 @@ def keep(batch: Batch, part: Part, name: str, value: Any) -> Any:
 
 
 def held(batch: Batch) -> None:
-    """Its blocks are kept open."""
+    """The blocks of a batch are kept open."""
     for part in batch._live():
         stretch = _stretch(part)
-        if stretch is not None and not batch._looked:
+        if stretch is not None:
             batch._looked = True
             stretch.right.ledger.looks.note(batch)
+            return
 
 
 def _stretch(part: Part) -> _objects.Stored | None:

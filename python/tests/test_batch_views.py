@@ -12,7 +12,7 @@ import pytest
 from fakestore import Stores
 from test_batch_writes import sent
 
-from muster import Batch, _objects, _wire
+from muster import Batch, _objects, _pages, _wire
 
 ROWS = 20_000
 
@@ -122,6 +122,17 @@ def test_other_shapes_stay(stores: Stores) -> None:
     let_go(stores)
     assert batch["x"].shape == (2, ROWS // 2)
     del batch
+
+
+def test_where_the_kernel_does_not_tell_what_was_written(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_pages._Kernel, "pagemap", None)
+    batch = made()
+    assert batch["x"][3] == 3 and let_go(stores) == 1, "all that was read stays"
+    assert batch["x"][3] == 3 and let_go(stores) == 1
+    del batch
+    assert let_go(stores) == 0
 
 
 def test_tensors(stores: Stores) -> None:
