@@ -1,7 +1,9 @@
 package muster
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -26,8 +28,9 @@ type ClusterConfig struct {
 
 	// Devices lists global device ids of the pool, as "0-7,16-23"; rank r takes
 	// the r-th group of DevicesPerWorker (by default they follow from World).
-	// Without, there are World CPU workers.
+	// Without, there are World CPU workers. DeviceIDs are the same as a list.
 	Devices          string
+	DeviceIDs        []int
 	World            int
 	DevicesPerWorker int
 	SpanNodes        bool // lets the devices of one worker lie on several nodes
@@ -62,10 +65,21 @@ type ClusterConfig struct {
 	Spawn     bool
 }
 
+// mapped says that its workers have devices.
+func (c ClusterConfig) mapped() bool { return c.Devices != "" || c.DeviceIDs != nil }
+
+// check refuses what contradicts itself.
+func (c ClusterConfig) check() error {
+	if c.Devices != "" && c.DeviceIDs != nil {
+		return spec.Errorf(CodeInvalid, "cluster %s: Devices %q and DeviceIDs %v both say which devices it gets: leave out one", c.Name, c.Devices, c.DeviceIDs)
+	}
+	return nil
+}
+
 // spec is the configuration as the head takes it, but for runtime and config.
 func (c ClusterConfig) spec() spec.Cluster {
 	s := spec.Cluster{
-		Name: c.Name, World: c.World, HasMapping: c.Devices != "", MappingText: c.Devices,
+		Name: c.Name, World: c.World, HasMapping: c.mapped(), MappingText: c.Devices, Mapping: c.DeviceIDs,
 		DevicesPerWorker: c.DevicesPerWorker, SpanNodes: c.SpanNodes,
 		Shape: spec.Shape{TP: c.TP, PP: c.PP, CP: c.CP, EP: c.EP}, Env: c.Env, MaxConcurrency: c.MaxConcurrency,
 		StartupSeconds: c.StartupTimeout.Seconds(), GraceSeconds: c.Grace.Seconds(),
@@ -104,6 +118,9 @@ func (s *Session) Cluster(ctx context.Context, config ClusterConfig) (*Cluster, 
 
 // create starts what req asks for, with all that config adds.
 func (s *Session) create(ctx context.Context, config ClusterConfig, req wire.ClusterCreate) (*Cluster, error) {
+	if err := config.check(); err != nil {
+		return nil, err
+	}
 	runtime, err := s.runtime(ctx, config)
 	if err != nil {
 		return nil, err
@@ -111,8 +128,9 @@ func (s *Session) create(ctx context.Context, config ClusterConfig, req wire.Clu
 	req.Spec.Runtime = runtime
 	pool := config.Pool
 	if pool == nil {
-		if config.Devices != "" {
-			return nil, spec.Errorf(CodeInvalid, "cluster %s: Devices %q are those of a Pool: make one, and say which", config.Name, config.Devices)
+		if config.mapped() {
+			devices := cmp.Or(config.Devices, fmt.Sprint(config.DeviceIDs))
+			return nil, spec.Errorf(CodeInvalid, "cluster %s: its devices %s are those of a Pool: make one, and say which", config.Name, devices)
 		}
 		if pool, err = s.Pool(ctx, 1, 0); err != nil {
 			return nil, err

@@ -150,3 +150,24 @@ func Example_python() {
 	rows, err := muster.Call[[]int](ctx, actor, "train_step", []int{1, 2, 3, 4, 5})
 	fmt.Println(rows, err)
 }
+
+// A learner with a GPU of its own beside engines that have two each.
+func ExampleSession_PoolOf() {
+	ctx := context.Background()
+	s, err := muster.Start(ctx, muster.Options{Virtual: "2x4"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	pool, err := s.PoolOf(ctx, muster.PoolConfig{Bundles: []muster.Bundle{{GPUs: 1}, {GPUs: 2}, {GPUs: 2}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, node := range pool.Nodes() {
+		fmt.Println(node.Name, pool.DeviceIDs(i))
+	}
+	// Output:
+	// node-1 [0]
+	// node-0 [1 2]
+	// node-0 [3 4]
+}

@@ -12,6 +12,12 @@
 //	err = muster.Do(ctx, actor, "initialize", map[string]any{"scale": 2})
 //	rows, err := muster.Call[[]int](ctx, actor, "train_step", []int{1, 2, 3, 4, 5})
 //
+// # Pools
+//
+// [Session.Pool] reserves nodes that are alike, [Session.PoolOf] all that a
+// [PoolConfig] can say: what workers need, bundles that may differ, devices by
+// their numbers.
+//
 // # Calls
 //
 // [Call] and [Do] wait; [Go] returns a [Future], [Each] one per rank. They go to

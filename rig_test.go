@@ -334,7 +334,7 @@ func workers(t *testing.T, name string, config muster.ClusterConfig) muster.Clus
 	}
 	config.Name = name
 	config.Command = append([]string{program}, config.Command...)
-	if config.World == 0 && config.Devices == "" {
+	if config.World == 0 && config.Devices == "" && config.DeviceIDs == nil {
 		config.World = 1
 	}
 	return config
