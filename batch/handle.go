@@ -62,8 +62,9 @@ func (h *Handle) Bufs() int {
 	return n
 }
 
-// MetaOnly says that the batch has no columns.
-func (h *Handle) MetaOnly() bool { return len(h.Parts) == 0 }
+// MetaOnly says that the batch has neither columns nor rows. Rows whose columns
+// were all left out are rows still.
+func (h *Handle) MetaOnly() bool { return len(h.Parts) == 0 && h.Rows == 0 }
 
 // Split is what a column is called, and what it is called in its objects. On the
 // wire, and in a Part, that is one text: the name, and, where a column was renamed,

@@ -32,7 +32,7 @@ type Arg struct {
 	// Of a batch: how it wants to be cut, and with it all arguments that are; nil:
 	// evenly.
 	Cut *batch.Cut
-	// Of a batch: it has no columns, so no rows to cut, and goes whole where rows
+	// Of a batch: it has neither columns nor rows to cut, and goes whole where rows
 	// are cut.
 	MetaOnly bool
 }

@@ -135,6 +135,15 @@ def test_meta_alone_goes_to_everybody(a: Cluster) -> None:
     assert [(n, c, m) for n, c, m, *_ in told] == [(0, [], {"lr": 0.1})] * 8
 
 
+def test_rows_without_columns_are_cut_as_others_are(a: Cluster) -> None:
+    sent = Batch({"x": rows(10, 1)}, meta={"lr": 0.1}).select()
+    told = a.look(sent)
+    assert [(n, c, m) for n, c, m, *_ in told] == [
+        (n, [], {"lr": 0.1}) for n in (3, 3, 3, 3, 2, 2, 2, 2)
+    ]
+    assert len(a.echo(sent)) == 10
+
+
 def test_broadcast_of_a_batch(a: Cluster) -> None:
     assert [n for n, *_ in a.look(Broadcast(Batch({"x": rows(400)})))] == [400] * 8
     back = a.execute_all_sync("look", Batch({"x": rows(8, 1)}))
