@@ -95,7 +95,7 @@ class Host(muster.Worker):
         serialization()
         tensors()
         if _context.in_worker():
-            _tensors.install(self.state.node_addr)
+            _tensors.install()
         join_names(self.state)
         self._is_warm = True
 
@@ -156,10 +156,7 @@ class Host(muster.Worker):
                 and not engine.is_data_parallel_head()
             ):
                 return None
-            kept = tensors().RTensor.remotize(result, node_addr=self.state.node_addr)
-            if (near := _tensors.backend()) is not None:
-                near.settle()
-            return plain(kept)
+            return plain(tensors().RTensor.remotize(result, node_addr=self.state.node_addr))
 
     def do_configure(self, seed: int, rank: int) -> None:
         """Seed what is random, differently for each worker."""

@@ -456,7 +456,6 @@ class MusterScheduler(_api.Scheduler):
             for info, ended in [(info, pool.submit(info.end)) for info in far]:
                 if (error := ended.exception()) is not None:
                     logger.error("%s could not be ended: %s", info.id, error)
-        _tensors.leave(info.address for info in workers)
 
     def _end(self, clusters: list[Cluster]) -> None:
         """Stop clusters, and have all that they printed written."""
