@@ -35,7 +35,6 @@ class Opening:
     """What a worker is told when it begins."""
 
     identity: Identity
-    address: str
     port_count: int = 2
     #: The environment of a fork's target, which it has and nothing else.
     env: dict[str, str] | None = None
@@ -43,6 +42,8 @@ class Opening:
     command: list[str] = field(default_factory=list)
     #: The process that this one ends with, where it is a fork's.
     target: int = 0
+    #: Where its node is reached.
+    address: str = ""
 
 
 #: What a fork does not have from its target.
