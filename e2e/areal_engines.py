@@ -45,6 +45,9 @@ class Plain:
     def echo(self, *args: Any, **kwargs: Any) -> Any:
         return {"args": args, "kwargs": kwargs, "types": [type(a).__name__ for a in args]}
 
+    def many(self, values: list[Any]) -> int:
+        return len(values)
+
     def count(self) -> int:
         self.calls += 1
         return self.calls

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,14 +16,13 @@ from typing import Any
 import pytest
 
 import muster
-from muster.compat.areal import Job, MusterScheduler, RTensor, SchedulingSpec, _tensors
+from muster.compat.areal import Job, MusterScheduler, RTensor, SchedulingSpec, WorkerFailedError
 from muster.compat.areal.stand_in import rtensor
 from muster.compat.areal.stand_in.serialization import deserialize_value, serialize_value
-from running import session
+from running import eventually, session
+from stages import objects
 
 torch: Any = pytest.importorskip("torch")
-
-_FAR = _tensors._MARK + "00"
 
 
 @pytest.fixture(params=["1x2", "2x1+net"])
@@ -45,6 +46,18 @@ def echoed(scheduler: MusterScheduler, index: int, *args: Any) -> list[Any]:
     return found
 
 
+def stored(home: str) -> int:
+    """How many tensors a worker keeps."""
+    return int(asked(home, "DELETE", "/data/clear", [])["num_tensors"])
+
+
+def asked(home: str, verb: str, path: str, shards: list[str]) -> Any:
+    body = json.dumps({"shard_ids": shards}).encode()
+    request = urllib.request.Request(f"http://{home}{path}", body, method=verb)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return deserialize_value(json.loads(reply.read()))
+
+
 def test_tensors_go_by_muster(scheduler: MusterScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("by HTTP")
@@ -66,14 +79,14 @@ def test_tensors_go_by_muster(scheduler: MusterScheduler, monkeypatch: pytest.Mo
     shards = RTensor.collect_shards(kept)
     for address, ids in shards.items():
         asyncio.run(RTensor.clear_node(address, ids))
-    cleared = RTensor(kept[0].shard, large.to("meta"))
-    with pytest.raises(RuntimeError, match="it was cleared"):
-        cleared.to_local()
-    tensors = muster.get_service(_tensors.SERVICE)
     homes = [f"{w.ip}:{w.worker_ports[0]}" for w in scheduler.get_workers("actor")]
-    assert [len(tensors.sizes(home)) for home in homes] == [0, 5]
+    assert [stored(home) for home in homes] == [0, 5]
     scheduler.delete_workers("actor")
-    assert [len(tensors.sizes(home)) for home in homes] == [0, 0], "they go with their role"
+    last = RTensor(again[0].shard, large.to("meta"))
+    assert torch.equal(last.to_local(), large), "who has it has it, though its role is gone"
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="Failed to fetch shard"):
+        RTensor(kept[0].shard, large.to("meta")).to_local()
     muster.shutdown()
     own = RTensor.remotize(large, "here:1")
     assert rtensor.remove(own.shard.shard_id) == 1, "without a session as AReaL has it"
@@ -89,50 +102,48 @@ def test_tensors_for_those_who_speak_http(scheduler: MusterScheduler) -> None:
     ):
         assert torch.equal(after, before)
 
-    def asked(verb: str, path: str, shards: list[str]) -> Any:
-        body = json.dumps({"shard_ids": shards}).encode()
-        request = urllib.request.Request(f"http://{home}{path}", body, method=verb)
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return deserialize_value(json.loads(reply.read()))
-
-    assert torch.equal(asked("POST", "/data/batch", ids)[0], large)
+    assert torch.equal(asked(home, "POST", "/data/batch", ids)[0], large)
     with pytest.raises(urllib.error.HTTPError) as refused:
-        asked("POST", "/data/batch", [ids[0], _FAR])
-    assert json.loads(refused.value.read())["missing_shard_ids"] == [_FAR]
+        asked(home, "POST", "/data/batch", [ids[0], "none"])
+    assert json.loads(refused.value.read())["missing_shard_ids"] == ["none"]
     asyncio.run(by_http.delete(home, ids[:1]))
-    cleared = asked("DELETE", "/data/clear", ids)
+    cleared = asked(home, "DELETE", "/data/clear", ids)
     assert (cleared["cleared_count"], cleared["num_tensors"]) == (1, 0)
     with pytest.raises(RuntimeError, match="404"):
         by_http.fetch([kept[0].shard])
 
 
-def test_the_service_that_has_them_may_die(scheduler: MusterScheduler) -> None:
-    worker = scheduler.get_workers("actor")[0]
-    address = f"{worker.ip}:{worker.worker_ports[0]}"
-    body = json.dumps({"shard_ids": []}).encode()
-    request = urllib.request.Request(f"http://{address}/data/clear", body, method="DELETE")
-    with urllib.request.urlopen(request, timeout=60) as reply:
-        assert json.loads(reply.read())["num_tensors"] == 0
-    assert muster.list_services() == [], "nothing is made to have nothing"
+def test_who_made_them_may_die(scheduler: MusterScheduler) -> None:
     rows = torch.arange(1 << 17)
     kept, more = echoed(scheduler, 0, rows, rows[:3])
-    assert torch.equal(kept.to_local(), rows)
-    echoed(scheduler, 1, rows)
-    muster.get_service(_tensors.SERVICE).kill_process()
-    with pytest.raises(RuntimeError, match=f"lost: {_tensors.SERVICE}, the service.*died"):
-        more.to_local()
-    for index in (0, 1):
-        assert torch.equal(echoed(scheduler, index, rows)[0].to_local(), rows)
-    with pytest.raises(RuntimeError, match=f"lost: {_tensors.SERVICE}"):
-        more.to_local()  # of the one before
-    with pytest.raises(Exception, match=f"lost: {_tensors.SERVICE}"):
-        echoed(scheduler, 1, more)
-    asyncio.run(RTensor.clear_node(address, [more.shard.shard_id]))
+    os.kill(scheduler.call_engine("actor/0", "pid"), signal.SIGKILL)
+    with pytest.raises(WorkerFailedError):
+        scheduler.call_engine("actor/0", "slow", None, 60)
+    assert torch.equal(kept.to_local(), rows), "it is who has it that counts"
+    assert torch.equal(echoed(scheduler, 1, more)[0].to_local(), rows[:3])
+    assert muster.list_services() == []
+
+
+def test_they_go_with_the_last_who_has_them(scheduler: MusterScheduler) -> None:
+    """One object for a tensor, however often a reference to it is passed on."""
+    kept = echoed(scheduler, 0, torch.zeros(1 << 20))
+    [(home, ids)] = RTensor.collect_shards(kept).items()
+    [made] = [one["object"] for one in objects() if one["state"] != "copy"]
+    for index in (1, 0, 1):
+        scheduler.call_engine(f"actor/{index}", "many", None, kept)
+    assert {one["object"] for one in objects() if one["state"] != "copy"} == {made}
+    assert stored(home) == 1
+    asyncio.run(RTensor.clear_node(home, ids))
+    assert stored(home) == 0
+    del kept, ids
+    assert eventually(
+        lambda: scheduler.call_engine("actor/0", "many", None, []) == 0 and not objects()
+    )
 
 
 def test_a_shard_that_a_client_names(scheduler: MusterScheduler) -> None:
     worker = scheduler.get_workers("actor")[0]
-    home, name = f"{worker.ip}:{worker.worker_ports[0]}", f"{_tensors._MARK}of-a-client"
+    home, name = f"{worker.ip}:{worker.worker_ports[0]}", "of-a-client"
     body = json.dumps(serialize_value(torch.ones(3))).encode()
     request = urllib.request.Request(f"http://{home}/data/{name}", body, method="PUT")
     urllib.request.urlopen(request, timeout=60).close()

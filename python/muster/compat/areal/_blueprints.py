@@ -7,10 +7,8 @@ controllers ask it. Tensors are given and taken beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from . import _tensors
 from ._areal import serialization, tensors
 from ._http import Refusal, Routes
 from ._trees import plain
@@ -84,34 +82,21 @@ def _shards(state: GuardState, data: Any) -> Any:
 
 def _found(state: GuardState, shards: list[str], status: int, why: str) -> list[Any]:
     state.host.ready()
-    found = [_tensor(shard) for shard in shards]
-    missing = [shard for shard, tensor in zip(shards, found, strict=True) if tensor is None]
+    found, missing = [], []
+    for shard in shards:
+        try:
+            found.append(tensors().fetch(shard))
+        except KeyError:
+            missing.append(shard)
     if missing:
         raise Refusal(status, why, missing_shard_ids=missing)
     return found
 
 
-def _tensor(shard: str) -> Any:
-    """A tensor that was put here, or that an engine of Muster's returned; None where neither."""
-    near = _tensors.backend()
-    with suppress(KeyError):
-        return tensors().fetch(shard)
-    with suppress(RuntimeError):
-        return near.take([shard])[0] if near and _tensors.is_ours(shard) else None
-    return None
-
-
 def _clear(state: GuardState, data: Any) -> Any:
     state.host.ready()
-    home, near, shards = tensors(), _tensors.backend(), _ids(data)
-    count, stats = sum(home.remove(shard) for shard in shards), home.storage_stats()
-    dropped, sizes = (0, []) if near is None else near.clear(shards, state.node_addr)
-    return {
-        "status": "ok",
-        "cleared_count": count + dropped,
-        "num_tensors": stats["num_tensors"] + len(sizes),
-        "total_bytes": stats["total_bytes"] + sum(sizes),
-    }
+    count = sum(tensors().remove(shard) for shard in _ids(data))
+    return {"status": "ok", "cleared_count": count, **tensors().storage_stats()}
 
 
 def _ids(data: Any) -> list[str]:

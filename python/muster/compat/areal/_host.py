@@ -35,7 +35,6 @@ class Opening:
     """What a worker is told when it begins."""
 
     identity: Identity
-    address: str
     port_count: int = 2
     #: The environment of a fork's target, which it has and nothing else.
     env: dict[str, str] | None = None
@@ -43,6 +42,8 @@ class Opening:
     command: list[str] = field(default_factory=list)
     #: The process that this one ends with, where it is a fork's.
     target: int = 0
+    #: Where its node is reached.
+    address: str = ""
 
 
 #: What a fork does not have from its target.
@@ -95,7 +96,7 @@ class Host(muster.Worker):
         serialization()
         tensors()
         if _context.in_worker():
-            _tensors.install(self.state.node_addr)
+            _tensors.install()
         join_names(self.state)
         self._is_warm = True
 
@@ -156,10 +157,7 @@ class Host(muster.Worker):
                 and not engine.is_data_parallel_head()
             ):
                 return None
-            kept = tensors().RTensor.remotize(result, node_addr=self.state.node_addr)
-            if (near := _tensors.backend()) is not None:
-                near.settle()
-            return plain(kept)
+            return plain(tensors().RTensor.remotize(result, node_addr=self.state.node_addr))
 
     def do_configure(self, seed: int, rank: int) -> None:
         """Seed what is random, differently for each worker."""

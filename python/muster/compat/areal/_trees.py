@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ._tensors import sent
+
 
 def mapped(value: Any, change: Callable[[Any], Any], lists: bool = False) -> Any:
     """A value with its leaves changed; itself where none is. With ``lists`` tuples become lists."""
@@ -43,7 +45,8 @@ def plain(value: Any, lists: bool = True) -> Any:
     def change(leaf: Any) -> Any:
         if isinstance(leaf, subprocess.Popen):
             return None
-        made = leaf
+        if (made := sent(leaf)) is not leaf:
+            return made
         for entry in fields(leaf) if is_dataclass(leaf) and not isinstance(leaf, type) else ():
             before = getattr(leaf, entry.name, None)
             after = plain(before, lists=False)

@@ -7,6 +7,7 @@ process is Muster's to start, watch and end, and calls go by HTTP. A plain
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import signal
@@ -159,7 +160,7 @@ class Native(Command):
     async def awaited(self, what: str, timeout: float, **fields: Any) -> Any:
         """The same, in an event loop."""
         if what == "set_env":
-            return self.ask(what, timeout, **fields)
+            return await asyncio.to_thread(self.ask, what, timeout, **fields)
         with self._telling(what):
             return await self._start(what, timeout, fields)
 

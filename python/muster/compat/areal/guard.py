@@ -30,9 +30,9 @@ __all__ = ["App", "Client", "GuardState", "cleanup_forked_children", "create_app
 Child = subprocess.Popen[bytes]
 
 
-#: What AReaL's servers are all told of a worker and its experiment, in this order.
-NAMES = (
-    *("experiment_name", "trial_name", "role", "worker_index"),
+#: What every process of an experiment is told of it.
+EXPERIMENT = (
+    *("experiment_name", "trial_name"),
     *("name_resolve_type", "nfs_record_root", "etcd3_addr", "fileroot"),
 )
 
@@ -52,8 +52,9 @@ class Identity:
     log_dir: str | None = None
 
     def arguments(self, port: int) -> list[str]:
-        """What a command is told."""
-        said = {"port": port} | {name: getattr(self, name) for name in NAMES}
+        """What a command is told: AReaL's servers all take these."""
+        names = (*EXPERIMENT[:2], "role", "worker_index", *EXPERIMENT[2:])
+        said = {"port": port, **{name: getattr(self, name) for name in names}}
         pairs = [("--" + name.replace("_", "-"), value) for name, value in said.items()]
         return [str(word) for pair in pairs if pair[1] is not None for word in pair]
 

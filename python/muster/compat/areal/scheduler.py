@@ -32,7 +32,7 @@ from ._areal import announce, begin_trial
 from ._host import Host, Opening
 from ._http import Again, Refusal
 from ._workers import Call, Command, Native, WorkerInfo, creation_error, read_log_tail
-from .guard import NAMES, Identity, NoPortsError
+from .guard import EXPERIMENT, Identity, NoPortsError
 
 __all__ = ["MusterScheduler", "WorkerInfo"]
 
@@ -119,10 +119,11 @@ class MusterScheduler(_api.Scheduler):
     @property
     def n_gpus_per_node(self) -> int:
         """How many GPUs a node has."""
-        if not self._per_node:
+        if not self._per_node and self._devices:
+            self._per_node = len(self._devices)
+        elif not self._per_node:
             with ResourceManager(0, 1):  # nodes are there once somebody wants them
-                seen = max((len(node["devices"]) for node in nodes()), default=0)
-            self._per_node = len(self._devices) if self._devices else seen
+                self._per_node = max((len(node["devices"]) for node in nodes()), default=0)
         return self._per_node
 
     # --- workers ---------------------------------------------------------
@@ -141,9 +142,12 @@ class MusterScheduler(_api.Scheduler):
         if kind == _api.SchedulingStrategyType.colocation:
             return self._colocate(role, count, strategy)
         openings = [
-            Opening(self._identity(role, index), "", max(spec.port_count, 1), command=words)
+            Opening(
+                self._identity(role, index),
+                port_count=max(spec.port_count, 1),
+                command=_roles.command(role, spec)[0],
+            )
             for index, spec in enumerate(specs)
-            for words in [_roles.command(role, spec)[0]]
         ]
         self._start(role, self._place(role, specs), openings)
         return [info.id for info in self._workers[role]]
@@ -280,7 +284,7 @@ class MusterScheduler(_api.Scheduler):
             words = ["python", "-m", command, "--host", target.worker.ip] if command else []
             who, count = self._identity(role, index), len(target.worker.worker_ports)
             env, pid = target.handle.env(), target.pid
-            openings.append(Opening(who, "", count, env, command=words, target=pid))
+            openings.append(Opening(who, count, env, words, pid))
         beside = dict.fromkeys(target.handle._cluster for target in targets)
         pools = [(cluster.worker_config, cluster.resource_manager) for cluster in beside]
         configs = [replace(config, resource_manager=pool) for config, pool in pools if config]
@@ -456,7 +460,6 @@ class MusterScheduler(_api.Scheduler):
             for info, ended in [(info, pool.submit(info.end)) for info in far]:
                 if (error := ended.exception()) is not None:
                     logger.error("%s could not be ended: %s", info.id, error)
-        _tensors.leave(info.address for info in workers)
 
     def _end(self, clusters: list[Cluster]) -> None:
         """Stop clusters, and have all that they printed written."""
@@ -569,7 +572,7 @@ class MusterScheduler(_api.Scheduler):
     _read_log_tail = staticmethod(read_log_tail)
 
     def _identity(self, role: str, index: int) -> Identity:
-        told = {name: str(getattr(self, name)) for name in NAMES if hasattr(self, name)}
+        told = {name: str(getattr(self, name)) for name in EXPERIMENT}
         return Identity(role, index, **told, log_dir=str(self.log_dir))
 
     def _log(self, role: str) -> str:
