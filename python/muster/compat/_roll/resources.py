@@ -62,6 +62,7 @@ class ResourceManager:
         if not device_mapping:
             return [[place(rank % self.num_nodes, None)] for rank in range(world_size)]
         ids, gpus = device_ids(device_mapping), self.num_nodes * self.gpu_per_node
+        assert gpus, f"device_mapping={device_mapping!r}, but the nodes have no GPUs"
         each = len(ids) // world_size
         if not each:
             raise ValueError(
