@@ -20,13 +20,16 @@ from ..._register import Dispatch
 from ..._sharing import Put
 from ..._worker import RankInfo
 from .. import ray
-from ..ray._refs import failed
-from ..ray._workers import Arguments, Worker, identity, meant
+from ..ray._refs import failed, meant
+from ..ray.actor import Worker, identity
 from . import modes
 from .config import WorkerConfig
 from .proto import DataProto, rpc_timeout
 from .resources import ResourceManager
 from .worker import devices_info
+
+#: Positional arguments, and those by name.
+Arguments = tuple[Any, Any]
 
 
 class Cluster(Native):

@@ -16,7 +16,8 @@ from ..._register import Dispatch
 from ..._worker import Worker as Native
 from ..._worker import _visible_devices
 from .. import ray
-from ..ray import _state, _workers
+from ..ray import _state
+from ..ray.actor import identity
 from .config import WorkerConfig
 from .modes import register
 from .proto import DataProto
@@ -31,7 +32,8 @@ class Worker(Native):
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         super().__init__(worker_config)
-        _enter(self.worker_name, bool(worker_config.device_mapping))
+        me = _state.Me  # for those who ask where they run
+        me.ident, me.name, me.is_worker = identity(self.worker_name), self.worker_name, True
         self.pipeline_config: Any = None
         self.strategy: Any = None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -188,12 +190,6 @@ def _loaded_for_update(strategy: Any) -> Iterator[None]:
         yield
     finally:
         ask("offload_states")
-
-
-def _enter(name: str, devices: bool) -> None:
-    """Be an actor of that name, for those who ask where they run."""
-    taken = {"CPU": 0.01, "GPU": 0.01} if devices else {"CPU": 0.01}
-    _state.enter(_state.Actor(_workers.identity(name), name, _workers.NAMESPACE, taken))
 
 
 def devices_info(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
