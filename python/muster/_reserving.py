@@ -8,11 +8,12 @@ head's to decide.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _errors, _futures, _sharing
-from ._refs import Ref, get, wait
+from ._refs import FAILED, Ref, get, wait
 from ._resources import ResourceManager, bundles_asked
 
 _AS_LONG_AS_IT_TAKES = 1e9  # seconds
@@ -36,14 +37,16 @@ class Reservation:
     ) -> None:
         self.name = name
         self._bundles, self._strategy = bundles, strategy
-        self._asked = None if pool is None else _sharing.settled(pool)  # a ref of the pool
         self._released = False
         self._lock = threading.RLock()
-        self.wait(0)
+        # A ref of the pool. What is there now is reserved at once.
+        self._asked = self._begin(_AT_ONCE) if pool is None else _sharing.settled(pool)
+        wait([self._asked])
+        self._request()
 
     @property
     def state(self) -> str:
-        """ "pending", "reserved" or "released"."""
+        """One of "pending", "reserved" and "released"."""
         if self._is_over():
             return "released"
         return "pending" if self.reserved() is None else "reserved"
@@ -55,25 +58,31 @@ class Reservation:
     def reserved(self) -> ResourceManager | None:
         """The pool, if it is there."""
         asked = self._asked
-        return None if asked is None or not asked.done() or asked.failed() else asked._result()
+        return asked._result() if asked.done() and not asked.failed() else None
 
     def pool(self, timeout: float = 30.0) -> ResourceManager:
         """The pool, as soon as it is there; `ResourceError` says who has what it needs."""
-        asked = self._request()
-        if not wait([asked], timeout=max(timeout, _AT_ONCE))[0]:
+        heard = self._heard(timeout)
+        if heard is None:
             raise self._late(timeout)
-        if self._released:
-            raise self._gone()
-        found: ResourceManager = get(asked)
+        found: ResourceManager = get(heard)
         return found
 
     def wait(self, timeout: float = 30.0) -> bool:
         """Whether the pool is there within so many seconds."""
+        heard = self._heard(timeout)
         try:
-            self.pool(timeout)
+            return heard is not None and get(heard) is not None
         except _errors.ResourceError:
             return False
-        return True
+
+    def _heard(self, timeout: float) -> Ref | None:
+        """The ref of the pool, if it is done in time."""
+        asked = self._request()
+        done, _ = wait([asked], timeout=max(timeout, 0))
+        if self._released:
+            raise self._gone()
+        return asked if done else None
 
     def ready(self, timeout: float = 30.0, value: Any = None) -> Ref:
         """A ref of the pool, or of a ``value``, that is done as soon as the pool is there, and
@@ -89,7 +98,7 @@ class Reservation:
             pool, asked, self._released = self.reserved(), self._asked, True
         if pool is not None:
             pool.destroy_placement_group()
-        elif asked is not None:
+        else:
             asked.cancel()
 
     def _request(self) -> Ref:
@@ -97,12 +106,16 @@ class Reservation:
         with self._lock:
             if self._is_over():
                 raise self._gone()
-            if self._asked is None or (self._asked.done() and self._asked.failed()):
-                wanted = bundles_asked(
-                    self._bundles, strategy=self._strategy, timeout=_AS_LONG_AS_IT_TAKES, wait=True
-                )
-                self._asked = ResourceManager._begin(wanted)
+            if self._asked.done() and self._asked.failed():
+                self._asked = self._begin(_AS_LONG_AS_IT_TAKES)
             return self._asked
+
+    def _begin(self, timeout: float) -> Ref:
+        strategy = self._strategy
+        asked = bundles_asked(self._bundles, strategy=strategy, timeout=timeout, wait=True)
+        ref, mine = ResourceManager._begin(asked), weakref.ref(self)
+        ref.watch(lambda: None if mine() or ref.failed() else _give_back(ref))
+        return ref
 
     def _gone(self) -> _errors.MusterError:
         return _errors.ReleasedError(f"{self!r} was removed, or its session is over")
@@ -127,14 +140,24 @@ def _arrived(bundles: Any, strategy: str, name: str, released: bool, asked: Any)
     return self
 
 
+def _give_back(ref: Ref) -> None:
+    """Take a pool that nobody wants any more, and let go of it."""
+    ref._result()
+    ref._value, ref._state = None, FAILED
+    ref._failure = lambda: _errors.ReleasedError("who asked for this pool has let go of it")
+
+
 class _Ready(Ref):
     """A ref of what is asked for, which does not wait for ever."""
 
     __slots__ = ("_reservation",)
 
     def __init__(self, reservation: Reservation, asked: Ref, seconds: float, value: Any) -> None:
-        finish = asked._finish if value is None else lambda _: value
-        super().__init__(asked._connection, asked._id, finish=finish)
+        super().__init__(
+            asked._connection,
+            asked._id,
+            finish=lambda _: reservation.reserved() if value is None else value,
+        )
         self._reservation = reservation
         self.follow(asked)
         _futures.later(seconds, lambda: self.fail(lambda: reservation._late(seconds)))
