@@ -59,6 +59,10 @@
 //	answered   the last leg ended            gone       Forget, where objects are held for it
 //	answered   Acked by its caller           the same   Release, where a worker keeps many results for nobody
 //
+// First in its queue is a call also where all in front of it wait for futures, or behind
+// such calls, and are for other ranks: each rank sees the one order, and none waits for
+// what is another's.
+//
 // A call is paired when its arguments are futures of calls that give their rows
 // part by part: each of its legs needs one leg of theirs, not all. The results of
 // a call are kept while a call that is not answered yet needs them.

@@ -2,6 +2,7 @@ package call
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/muster-rl/muster/spec"
 )
@@ -61,7 +62,7 @@ func (t *Table) place(c *Call) {
 	if len(c.needs) > 0 || len(cl.held) > 0 || cl.full > 0 || c.Prepares || c.blocked() {
 		c.State = Held
 		cl.held = append(cl.held, c)
-		if c.Paired != nil || c.Prepares {
+		if c.Paired != nil || c.Ranks != nil || c.Prepares {
 			t.release(cl)
 		}
 		return
@@ -134,16 +135,17 @@ func (t *Table) send(c *Call) {
 	}
 }
 
-// release sends what is at the front of a cluster's queue and waits no more.
+// release sends what is first in a cluster's queue for all of its ranks, and waits no
+// more.
 func (t *Table) release(cl *Cluster) {
-	for len(cl.held) > 0 && cl.full == 0 && cl.gone == nil && !t.paused {
-		c := cl.held[0]
-		if c.stays || c.bare || (len(c.needs) > 0 && c.Paired == nil) {
+	for cl.full == 0 && cl.gone == nil && !t.paused {
+		c := cl.first()
+		if c == nil {
 			return
 		}
 		if c.State == Held {
 			if err := c.dead(); err != nil {
-				cl.held = cl.held[1:]
+				t.unhold(c)
 				t.refuseDead(c, err)
 				continue
 			}
@@ -162,7 +164,7 @@ func (t *Table) release(cl *Cluster) {
 		if c.Paired != nil && !t.sendSome(c) {
 			return
 		}
-		cl.held = cl.held[1:]
+		t.unhold(c)
 		if c.Paired == nil {
 			t.send(c)
 		}
@@ -178,6 +180,40 @@ func (t *Table) Prepared(c *Call) []Op {
 		t.release(c.Cluster)
 	}
 	return t.ops
+}
+
+// first is the first call in the queue that does not wait for a future. It may pass
+// those that do where it is for other ranks than they, and than those that wait behind
+// them: so every rank sees the one order, and none waits for what is another's.
+func (cl *Cluster) first() *Call {
+	var behind []bool // by rank: a call in front is for it
+	for _, c := range cl.held {
+		if c.stays || c.bare {
+			return nil
+		}
+		waits := len(c.needs) > 0 && c.Paired == nil
+		if !waits && !c.anyOf(behind) {
+			return c
+		}
+		if c.Ranks == nil {
+			return nil
+		}
+		if behind == nil {
+			behind = make([]bool, len(cl.Workers))
+		}
+		for _, r := range c.Ranks {
+			behind[r] = true
+		}
+	}
+	return nil
+}
+
+// anyOf says that c is for one of these ranks at least.
+func (c *Call) anyOf(ranks []bool) bool {
+	if ranks == nil || c.Ranks == nil {
+		return ranks != nil
+	}
+	return slices.ContainsFunc(c.Ranks, func(r int) bool { return ranks[r] })
 }
 
 // Refuse ends a call that could not be sent after all (its arguments cannot be

@@ -183,8 +183,17 @@ func (c *Call) lacks() bool {
 	return false
 }
 
+// behind says that c cannot pass o, which is in front of it: they have a rank in common,
+// or o does not wait for a future alone.
+func (c *Call) behind(o *Call) bool {
+	if c.Ranks == nil || o.Ranks == nil || o.stays || o.bare || o.Paired != nil {
+		return true
+	}
+	return slices.ContainsFunc(c.Ranks, func(r int) bool { return slices.Contains(o.Ranks, r) })
+}
+
 // before are the calls that go out before c: those in front of it in the queue of
-// its cluster, and those that are sent again to ranks that are down.
+// its cluster that it cannot pass, and those that are sent again to ranks that are down.
 func (c *Call) before() []*Call {
 	cl := c.Cluster
 	var calls []*Call
@@ -193,7 +202,11 @@ func (c *Call) before() []*Call {
 		if at < 0 {
 			at = len(cl.held) // it comes just now
 		}
-		calls = slices.Clone(cl.held[:at])
+		for _, o := range cl.held[:at] {
+			if c.behind(o) {
+				calls = append(calls, o)
+			}
+		}
 	}
 	if cl.down == 0 {
 		return calls

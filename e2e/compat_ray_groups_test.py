@@ -27,7 +27,7 @@ class Holder:
         self.pool = None
         return muster.nodes()[0]["free"]  # which tells the head
     def pools(self, group):
-        return group.wait(1) and [bundle.manager.id for bundle in group.reserved()]
+        return group.wait(1) and [group.pool().id]
 
 def fails(ref):
     try:
@@ -72,7 +72,7 @@ if __name__ == "__main__":
     ref = other.ready()
     remove_placement_group(group)
     assert ray.wait([ref], timeout=60)[0] == [ref]
-    assert ray.get(holder.pools.remote(other)) == [other.reserved()[0].manager.id]
+    assert ray.get(holder.pools.remote(other)) == [other.pool().id]
     assert ray.get(holder.leave.remote()) == 0
     remove_placement_group(other)
     assert ray.get(holder.leave.remote()) == 2
@@ -84,3 +84,38 @@ def test_groups_that_wait(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(GROUPS)
     done = run(sys.executable, tmp_path / "script.py", virtual=None, PYTHONPATH=PACKAGE)
     assert output_of(done).splitlines()[-1] == "grouped"
+
+
+AGAIN = """
+import muster
+import muster.compat.ray as ray
+from muster.compat.ray.util.placement_group import (
+    placement_group, placement_group_table, remove_placement_group)
+
+if __name__ == "__main__":
+    ray.init(num_gpus=2)
+    group = placement_group([{"GPU": 2}], name="first")
+    ray.get(group.ready())
+    assert ray.available_resources().get("GPU", 0) == 0
+    ray.shutdown()
+    ray.init(num_gpus=2)
+    assert ray.available_resources()["GPU"] == 2
+    for use in (lambda: group.wait(1), lambda: ray.get(group.ready())):
+        try:
+            use()
+        except (muster.ReleasedError, ray.exceptions.RaySystemError) as error:
+            assert "first" in str(error) and "session is over" in str(error), error
+        else:
+            raise AssertionError("it counts as reserved")
+    assert placement_group_table(group)["state"] == "REMOVED"
+    remove_placement_group(group)
+    other = placement_group([{"GPU": 2}])
+    assert other.wait(60)
+    print("again")
+"""
+
+
+def test_a_group_of_a_session_before(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(AGAIN)
+    done = run(sys.executable, tmp_path / "script.py", virtual=None, PYTHONPATH=PACKAGE)
+    assert output_of(done).splitlines()[-1] == "again"

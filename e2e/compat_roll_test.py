@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import muster
+import ray_roles
 from muster.compat import ray
 from muster.compat.roll import Cluster, ObjectRefWrap, ResourceManager, WorkerConfig
 from roll_roles import Broken, Echo, Giver, Slow
@@ -310,6 +311,17 @@ def test_refs_of_every_kind_are_arguments(four: Any) -> None:
     assert ray.get(four.workers[0].pass_on.remote({"ref": ref}, four.workers[2])) == large.sum()
     with pytest.raises(ZeroDivisionError):
         four.one_to_all(four.fail(1, blocking=False)[1])
+
+
+def test_a_rank_begins_when_its_own_ref_is_there(four: Any) -> None:
+    queue = ray.remote(ray_roles.Queue).remote()
+    given = [queue.get.remote(1), *(queue.size.remote() for _ in range(3))]
+    late, *refs = four.default(given, blocking=False)
+    assert ray.get(refs, timeout=60) == [(rank, (0,), {}) for rank in (1, 2, 3)]
+    assert ray.wait([late], timeout=0) == ([], [late])
+    ray.get(queue.put.remote(7))
+    assert ray.get(late, timeout=60) == (0, ([7],), {})
+    ray.kill(queue)
 
 
 # --- errors --------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ import pytest
 import muster
 import parts
 import sharers
-from muster import Crew, WorkerConfig
-from muster._crew import Runner
+from muster import Crew, WorkerConfig, _crew
 from muster._service import create
 from roles import Order
 from running import cluster, eventually, pool, session
@@ -108,16 +107,19 @@ def test_what_a_function_called_dies_alone(crew: Crew, gate: Any) -> None:
     assert muster.get(crew.run(sharers.where)) == one
 
 
-def test_others_do_not_wait_while_a_process_is_made(gate: Any) -> None:
+def test_others_do_not_wait_while_a_process_is_made(
+    gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
-    def make(name: str, patience: float) -> muster.Service:
+    def make(cls: type, name: str, config: WorkerConfig) -> muster.Service:
         if tasks():
             asked.set()
             go_on.wait(30)
-        return create(Runner, name)
+        return create(cls, name, config=config)
 
-    crew, found = Crew(most=2, make=make), list[Any]()
+    monkeypatch.setattr(_crew, "create", make)
+    crew, found = Crew(most=2), list[Any]()
     first = crew.run(sharers.where, gate)
     other = threading.Thread(target=lambda: found.append(crew.run(sharers.square, 3)))
     other.start()
@@ -132,6 +134,19 @@ def test_others_do_not_wait_while_a_process_is_made(gate: Any) -> None:
         other.join()
         assert muster.get(found) == [9]
         crew.shutdown()
+
+
+def test_one_for_all_who_ask() -> None:
+    shared = Crew.shared()
+    pid, _ = muster.get(shared.run(sharers.where))
+    assert Crew.shared(WorkerConfig()) is shared
+    assert muster.get(Crew.shared({}).run(sharers.where))[0] == pid
+    with pool(1) as rm, pool(1) as other:
+        several = [
+            Crew.shared(WorkerConfig(resource_manager=one, gpus=0.5)) for one in (rm, other, rm)
+        ]
+        assert several[0] is several[2] and several[1] not in (several[0], shared)
+    shared.shutdown()
 
 
 def test_one_that_is_cancelled_goes_on(crew: Crew) -> None:

@@ -316,3 +316,10 @@ class Gate:
 class Waiter:
     def wait(self, timeout: float | None = None) -> float | None:
         return timeout
+
+
+class Holder:
+    """Is given pools that are asked for."""
+
+    def pools(self, pool: Any, inside: list[Any]) -> list[int]:
+        return [pool.id, *(one.pool(60).id for one in inside)]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import muster
-from muster import Cluster, ResourceManager, WorkerConfig
+import parts
+from muster import Cluster, Reservation, ResourceManager, WorkerConfig
 from roles import Echo, Probe
-from running import below, cluster, output_of, run_script, session
+from running import below, cluster, eventually, output_of, run_script, session
 
 
 def test_pools_are_reserved_and_given_back() -> None:
@@ -97,6 +98,37 @@ def test_a_pool_of_bundles() -> None:
                 ResourceManager.for_bundles(bundles)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="strategy='TIGHT'"):
             ResourceManager.for_bundles([{"gpus": 1}], strategy="TIGHT")
+
+
+def test_a_reservation() -> None:
+    with session("1x4"):
+        held = ResourceManager(3)
+        later, dropped = Reservation([{"gpus": 2}], name="later"), Reservation([{"gpus": 2}])
+        assert later.state == "pending" and not later.wait(0.1) and later.reserved() is None
+        with pytest.raises(muster.ResourceError, match=r"(?s)later.*holds 0-2"):
+            later.pool(0.1)
+        with pytest.raises(muster.ResourceError, match=r"(?s)later.*holds 0-2"):
+            muster.get(later.ready(0.1))
+        service = muster.service(parts.Holder, "has-it")
+        found = [later.ready(60), service.pools.remote(later.ready(60), [later])]
+        assert muster.wait(found, timeout=0.3) == ([], found)
+        del dropped  # which is asked for, and not wanted any more
+        gc.collect()
+        held.destroy_placement_group()
+        pool, seen = muster.get(found, timeout=60)
+        assert later.state == "reserved" and seen == [pool.id] * 2
+        assert later.pool() is later.reserved() and muster.get(later.ready()).id == pool.id
+        later.release()
+        later.release()
+        assert later.state == "released"
+        with pytest.raises(muster.ReleasedError, match="later"):
+            later.wait(1)
+        assert eventually(lambda: muster.nodes()[0]["free"] == 4)
+        gone = Reservation([{"gpus": 1}])
+        with pytest.raises(muster.ResourceError, match="wanted 1 bundle of 9"):
+            Reservation([{"gpus": 9}]).pool(60)
+    with session("1x4"), pytest.raises(muster.ReleasedError, match="session is over"):
+        gone.wait(1)
 
 
 def test_gpus_that_are_not_there_name_the_option() -> None:

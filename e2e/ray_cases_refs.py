@@ -20,6 +20,7 @@ from ray_roles import (
     Special,
     _Timer,
     boom,
+    bundles,
     case,
     crash,
     double,
@@ -326,6 +327,28 @@ def a_group_that_is_not_ready_yet() -> None:
     assert ray.get(waiting, timeout=60) == 1
     remove_placement_group(group)
     ray.kill(queue)
+    all_devices_are_free()
+
+
+@case
+def a_ref_of_a_group_as_an_argument() -> None:
+    held = placement_group([{"GPU": 3}])
+    ray.get(held.ready(), timeout=60)
+    group = placement_group([{"GPU": 2}, {"GPU": 1}])
+    counter = Counter.remote()
+    found = [bundles.remote(group.ready()), counter.kinds.remote(group.ready(), [group])]
+    assert ray.wait(found, timeout=0.5) == ([], found)  # and nobody was held up
+    remove_placement_group(held)
+    assert ray.get(found, timeout=60) == [2, ["PlacementGroup", "list"]]
+    remove_placement_group(group)
+    # Of what a call returns together, each by itself.
+    one, two = counter.two.remote()
+    slow = Counter.remote()
+    late, later = slow.pair.options(num_returns=2).remote(0.5)
+    assert ray.get([double.remote(later), double.remote(late)], timeout=60) == [4, 2]
+    assert ray.get(total.remote(one, two), timeout=60) == 3
+    for actor in (counter, slow):
+        ray.kill(actor)
     all_devices_are_free()
 
 

@@ -160,6 +160,10 @@ class _Counter:
     @returning(0)
     def none(self) -> None: ...
 
+    def pair(self, seconds: float) -> tuple[int, int]:
+        time.sleep(seconds)
+        return 1, 2
+
     def _private(self) -> str:
         return "private"
 
@@ -362,6 +366,11 @@ def tree(depth: int) -> int:
 @remote
 def variable(name: str) -> str:
     return os.environ.get(name, "")
+
+
+@remote
+def bundles(group: Any) -> int:
+    return int(group.bundle_count)
 
 
 @remote

@@ -13,7 +13,7 @@ TYPE_CHECKING = False  # as in typing, whose import would cost more than this mo
 
 if TYPE_CHECKING:
     from ._batch import Batch
-    from ._cluster import Cluster, get_cluster, get_worker
+    from ._cluster import Cluster, get_cluster, get_worker, list_workers
     from ._config import WorkerConfig, device_ids
     from ._context import init, shutdown
     from ._crew import Crew
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ._programs import Program
     from ._refs import Ref, as_completed, get, wait
     from ._register import Dispatch, Execute, register
+    from ._reserving import Reservation
     from ._resources import Outlook, Plan, ResourceManager, nodes
     from ._service import Service, get_service, list_services, service
     from ._sharing import put
@@ -93,6 +94,7 @@ __all__ = [
     "Ref",
     "ReleasedError",
     "RemoteError",
+    "Reservation",
     "ResourceError",
     "ResourceManager",
     "Service",
@@ -115,6 +117,7 @@ __all__ = [
     "hold_ports",
     "init",
     "list_services",
+    "list_workers",
     "nodes",
     "put",
     "reduce_metrics",
@@ -129,6 +132,7 @@ _HOMES = {
     "Cluster": "_cluster",
     "get_cluster": "_cluster",
     "get_worker": "_cluster",
+    "list_workers": "_cluster",
     "WorkerConfig": "_config",
     "device_ids": "_config",
     "init": "_context",
@@ -177,6 +181,7 @@ _HOMES = {
     "Plan": "_resources",
     "ResourceManager": "_resources",
     "nodes": "_resources",
+    "Reservation": "_reserving",
     "Service": "_service",
     "get_service": "_service",
     "list_services": "_service",

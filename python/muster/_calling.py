@@ -222,6 +222,10 @@ class Group:
         """A ref as an argument: the head waits for it, unless its value is here already."""
         if not isinstance(arg, Ref):
             return arg
+        if arg._state == PENDING and whole and arg._finish is not None:
+            from ._sharing import taken  # which makes calls itself
+
+            arg = taken(arg)
         ours = arg._connection is self.connection and arg._finish is None
         ours = ours and (whole or arg.as_made)
         if arg._state == PENDING and ours and hold is not None:

@@ -376,6 +376,18 @@ def get_worker(name: str) -> WorkerHandle:
     )
 
 
+def list_workers() -> list[str]:
+    """The names of all living workers of clusters, as `get_worker` takes them."""
+    status = _context.connection("list_workers()").request("status", {})
+    return [
+        worker["name"]
+        for cluster in status["clusters"]
+        if cluster["kind"] != "service"
+        for worker in cluster["workers"]
+        if worker["state"] != "dead"
+    ]
+
+
 def _pool_for(config: WorkerConfig) -> ResourceManager:
     if config.device_mapping is not None:
         raise ValueError(

@@ -13,11 +13,12 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from . import _context, _errors, _modules
 from ._config import WorkerConfig, as_worker_config
 from ._refs import Ref
+from ._resources import ResourceManager
 from ._service import Service, create, get_service
 
 #: Seconds that the first member waits for GPUs that others have.
@@ -60,7 +61,6 @@ class Crew:
         config: WorkerConfig | Mapping[str, Any] | None = None,
         *,
         most: int | None = None,
-        make: Callable[[str, float], Service] | None = None,
     ) -> None:
         self._config = WorkerConfig() if config is None else as_worker_config(config)
         self._most = max(16, os.cpu_count() or 1) if most is None else most
@@ -68,10 +68,25 @@ class Crew:
             raise ValueError(f"most is {most}; a crew has one member at least")
         patience = self._config.gpus_timeout
         self._patience = _PATIENCE if patience is None else patience
-        self._make = make or self._made  # by a name, and the patience for GPUs
         self._members: list[_Member] = []
         self._making = 0
         self._changed = threading.Condition()  # its lock is not held while a process is made
+
+    @classmethod
+    def shared(cls, config: WorkerConfig | Mapping[str, Any] | None = None) -> Crew:
+        """The crew of this process for all who ask with that config: made for the first, and anew
+        in each session."""
+        config = WorkerConfig() if config is None else as_worker_config(config)
+        connection = _context.connection("a crew")
+        with _Shared.lock:
+            if _Shared.session is not connection:
+                _Shared.session, _Shared.crews = connection, []
+            for crew in _Shared.crews:
+                if crew._config == config and _pools(crew._config) == _pools(config):
+                    return crew
+            made = cls(config)
+            _Shared.crews.append(made)
+            return made
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ref:
         """Have a function run; a ref of what it returns."""
@@ -128,11 +143,24 @@ class Crew:
     def _member(self, name: str, patience: float) -> _Member:
         """A new member, with one function to do."""
         label = "".join(c if c.isalnum() and c.isascii() else "_" for c in name)[:60]
-        made = self._make(f"task-{label}.{uuid.uuid4().hex[:12]}", patience)
+        config = replace(self._config, gpus_timeout=patience)
+        made = create(Runner, f"task-{label}.{uuid.uuid4().hex[:12]}", config=config)
         return _Member(made, bool(self._config.gpus))
 
-    def _made(self, name: str, patience: float) -> Service:
-        return create(Runner, name, config=replace(self._config, gpus_timeout=patience))
+
+class _Shared:
+    """The crews that `Crew.shared` has made, of one session."""
+
+    session: Any = None
+    crews: ClassVar[list[Crew]] = []
+    lock = threading.Lock()
+
+
+def _pools(config: WorkerConfig) -> list[int]:
+    """The pools of a config, which are not compared with it."""
+    given = config.resource_manager
+    several = [given] if isinstance(given, ResourceManager) else given or []
+    return [pool.id for pool in several]
 
 
 class _Member:

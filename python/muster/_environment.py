@@ -91,6 +91,10 @@ def runtime_env_text(given: Mapping[str, Any]) -> str:
 
 def _found(key: str, value: Any) -> Any:
     """A value of a runtime_env with its paths in full."""
+    if key == "env_vars" and isinstance(value, Mapping):
+        for name, word in value.items():
+            if not isinstance(name, str) or not isinstance(word, str):
+                raise TypeError(f"env_vars[{name!r}] is {word!r}; both sides are text")
     if key == "working_dir":
         return _there(key, _place(value))
     if key == "py_modules" and isinstance(value, (list, tuple)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,12 @@ class _Reader:
 def of(ref: Awaitable[Any]) -> Future[Any]:
     """A future that has what the ref has, when it has it."""
     return asyncio.run_coroutine_threadsafe(_result(ref), _loop())
+
+
+def later(seconds: float, act: Callable[[], None]) -> None:
+    """Have something done after a while, on the thread of that loop."""
+    loop = _loop()
+    loop.call_soon_threadsafe(loop.call_later, seconds, act)
 
 
 async def _result(ref: Awaitable[Any]) -> Any:

@@ -365,6 +365,7 @@ def _gather(refs: list[Ref], target: int, deadline: float | None, *, stop_at_fai
         return True
     # All that are pending are of one connection: the end of a session fails its refs.
     connection = tally.left[0]._connection
+    connection.tidy()  # what they wait for may be among what was left to be sent
     connection.tell_waiting(tally.left, deadline is None and target == len(refs))
     watchers = tally.watchers()
     for ref, watcher in watchers:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _config, _context, _worker
-from ._client import reply_map
 from ._environment import runtime_env_text
 
 if TYPE_CHECKING:
@@ -216,15 +215,17 @@ class ResourceManager:
 
     @classmethod
     def _begin(cls, asked: dict[str, Any]) -> Ref:
-        """Ask for a pool and do not wait: `_taken` makes it of the reply."""
-        return _context.connection("ResourceManager()").ask("pool.create", asked)
+        """Ask for a pool and do not wait: a ref of it. `Ref.cancel` gives it up."""
+        connection = _context.connection("ResourceManager()")
 
-    @classmethod
-    def _taken(cls, reply: Ref) -> ResourceManager:
-        """The pool that a reply brings, or the error."""
-        self = cls.__new__(cls)
-        self._hold(reply._connection, reply_map(reply))
-        return self
+        def held(pool: Mapping[str, Any]) -> ResourceManager:
+            self = cls.__new__(cls)
+            self._hold(connection, pool)
+            return self
+
+        reply = connection.ask("pool.create", asked)
+        reply._finish = held
+        return reply
 
     @classmethod
     def _attach(cls, ident: int, per_node: int, nodes: list[dict[str, Any]]) -> ResourceManager:
@@ -246,8 +247,10 @@ class ResourceManager:
         cpus_per_node: float = 0,
         labels: Mapping[str, str] | None = None,
         accelerator_type: str | None = None,
+        bundles: Sequence[Mapping[str, float]] | None = None,
     ) -> Outlook:
-        """Whether such a pool could be had now, and if not, what is missing and who holds it.
+        """Whether such a pool could be had now, and if not, what is missing and who holds it;
+        with ``bundles``, one of `for_bundles`.
 
         Nothing is reserved, so another may be quicker.
         """
@@ -260,6 +263,8 @@ class ResourceManager:
             labels=labels,
             accelerator_type=accelerator_type,
         )
+        if bundles is not None:
+            asked["bundles"] = [_bundle(bundle) for bundle in bundles]
         connection = _context.connection("ResourceManager.outlook()")
         return Outlook(**connection.request("pool.look", asked))
 

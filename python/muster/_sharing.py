@@ -124,6 +124,14 @@ def share(ref: Ref) -> tuple[str, int]:
         return ident, _number()
 
 
+def taken(ref: Ref) -> Ref:
+    """A call of the keeper's that gives what a ref stands for, which is no call's answer: so that
+    the head can wait for it in its place."""
+    ident, _ = share(ref)
+    asked: Ref = _keeper().take.remote(ident)
+    return asked
+
+
 def _settle(keeper: Any, ident: str, ref: Ref) -> None:
     """Tell the keeper what a ref stands for, or why there is nothing: of the call, or of what
     its maker does with the answer."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pickle
 import sys
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import muster
-from muster import ResourceManager, _errors
+from muster import Reservation, ResourceManager, _errors
+from muster._environment import runtime_env_text
 from muster.compat import ray as compat
-from muster.compat.ray import _names, _options, exceptions
-from muster.compat.ray.util.placement_group import Bundle, PlacementGroup
+from muster.compat.ray import _options, _state, exceptions
+from muster.compat.ray.util.placement_group import PlacementGroup
 from muster.compat.ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
@@ -54,17 +55,17 @@ def square(x: int) -> int:
     ],
 )
 def test_names_come_back(namespace: str, name: str) -> None:
-    service = _names.service_name(namespace, name)
+    service = _state.service_name(namespace, name)
     assert set(service) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
-    assert _names.actor_name(service) == (namespace, name)
+    assert _state.actor_name(service) == (namespace, name)
 
 
 def test_names_of_other_services_are_none() -> None:
-    assert _names.service_name("a.b", "c") != _names.service_name("a", "b.c")
-    assert _names.actor_name("verifier") is None
-    assert _names.actor_name("muster.refs") is None
-    assert _names.actor_name(_names.nameless("<lambda>")) is None
-    assert _names.nameless("A") != _names.nameless("A")
+    assert _state.service_name("a.b", "c") != _state.service_name("a", "b.c")
+    assert _state.actor_name("verifier") is None
+    assert _state.actor_name("muster.refs") is None
+    assert _state.actor_name(_state.nameless("<lambda>")) is None
+    assert _state.nameless("A") != _state.nameless("A")
 
 
 # --- options ------------------------------------------------------------------------------
@@ -101,27 +102,20 @@ def test_options_of_tasks_are_others() -> None:
 
 
 def test_environments() -> None:
-    found = _options.environment({"runtime_env": {"env_vars": {"RANK": "1"}, "working_dir": "/x"}})
-    assert found["env"] == {"RANK": "1"} and found["rank_env"]
-    assert found["runtime_env"] == {"working_dir": "/x"}
+    given = {"env_vars": {"RANK": "1"}, "working_dir": "/x", "eager_install": True}
+    found = _options.config({"runtime_env": given}, {"ABOUT": "me"})
+    assert found.runtime_env == {"env_vars": {"RANK": "1"}, "working_dir": "/x"}
+    assert found.env == {"ABOUT": "me"} and found.rank_env
     with pytest.raises(TypeError, match="text"):
-        _options.environment({"runtime_env": {"env_vars": {"A": 1}}})
+        runtime_env_text({"env_vars": {"A": 1}})
+    with pytest.raises(TypeError, match="a dict"):
+        _options.config({"runtime_env": 5})
 
 
 def test_devices_that_ray_takes_for_resources() -> None:
-    assert _options.devices_asked({"num_gpus": 2}) == 2
-    assert _options.devices_asked({"num_gpus": 0, "resources": {"NPU": 0.01}}) == 0.01
-    assert _options.devices_asked({"resources": {"tpu": 1}}) == 0
-
-
-def test_groups_in_options() -> None:
-    group = PlacementGroup([{"GPU": 1}], "PACK", "")
-    strategy = PlacementGroupSchedulingStrategy(group, 2)
-    assert _options.group_of({"scheduling_strategy": strategy}) == (group, 2)
-    assert _options.group_of({"placement_group": group}) == (group, -1)
-    assert _options.group_of({}) == (None, -1)
-    with pytest.raises(TypeError):
-        _options.group_of({"placement_group": 5})
+    assert _options.place({"num_gpus": 2})["gpus"] == 2
+    assert _options.place({"num_gpus": 0, "resources": {"NPU": 0.01}})["gpus"] == 0.01
+    assert _options.place({"resources": {"tpu": 1}})["gpus"] == 0
 
 
 @pytest.mark.parametrize("ident", ["", "nowhere", "ab", "f" * 56, "-" + "1" * 55])
@@ -133,26 +127,41 @@ def test_node_ids_that_are_none(ident: str) -> None:
 # --- devices ------------------------------------------------------------------------------
 
 
-def test_places_in_a_group() -> None:
+def pool_of(*nodes: tuple[str, int], alive: bool = True) -> ResourceManager:
+    """A pool, as if it was reserved."""
     pool = ResourceManager.__new__(ResourceManager)
-    pool.nodes = [
-        {"name": name, "devices": [{}] * count} for name, count in (("a", 4), ("b", 2), ("b", 1))
-    ]
-    group = PlacementGroup([{"GPU": 4}, {"GPU": 2}, {"GPU": 1}], "PACK", "")
-    group._reserved = [Bundle(pool, index) for index in range(3)]
-    place = _options._place({"placement_group": group, "num_gpus": 2})
-    assert (place["resource_manager"], place["device_mapping"]) == (pool, [0, 1, 2, 3, 4, 5])
-    place = _options._place({"placement_group": group, "num_gpus": 0.5})
-    assert place["device_mapping"] == [0, 1, 2, 3, 4, 5, 6]
+    pool.nodes = [{"name": name, "devices": [{}] * count} for name, count in nodes]
+    pool._connection = cast("Any", SimpleNamespace(alive=lambda: alive))
+    return pool
+
+
+def test_places_in_a_group() -> None:
+    pool = pool_of(("a", 4), ("b", 2), ("b", 1))
+    held = Reservation([], pool=pool)
+    group = PlacementGroup([{"GPU": 4}, {"GPU": 2}, {"GPU": 1}], held)
+    place = _options.place({"placement_group": group, "num_gpus": 2})
+    assert (place["resource_manager"], place["device_mapping"]) == (pool, [0, 1, 2, 3, 4, 5, 6])
     strategy = PlacementGroupSchedulingStrategy(group, 1)
-    place = _options._place({"scheduling_strategy": strategy})
+    place = _options.place({"scheduling_strategy": strategy})
     assert place["node"] == "b"
-    place = _options._place({"scheduling_strategy": strategy, "num_gpus": 1})
+    place = _options.place({"scheduling_strategy": strategy, "num_gpus": 1})
     assert place["device_mapping"] == [4, 5]
-    with pytest.raises(ValueError, match="no bundle of the placement group has so many"):
-        _options._place({"placement_group": group, "num_gpus": 5})
+    with pytest.raises(TypeError, match="what placement_group"):
+        _options.place({"placement_group": 5})
     with pytest.raises(ValueError, match="no bundle 3"):
-        _options._place({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
+        _options.place({"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 3)})
+    part = PlacementGroup([{"GPU": 1}], held, nodes=[2])
+    assert _options.place({"placement_group": part, "num_gpus": 1})["device_mapping"] == [6]
+
+
+def test_a_group_of_a_session_that_is_over() -> None:
+    held = Reservation([], pool=(pool := pool_of(("a", 1))))
+    pool._connection = pool_of(alive=False)._connection
+    group = PlacementGroup([{"GPU": 1}], held)
+    with pytest.raises(muster.ReleasedError, match="session is over"):
+        group.wait(1)
+    with pytest.raises(compat.exceptions.RaySystemError, match="session is over"):
+        ray.get(group.ready())
 
 
 # --- errors -------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from ..._refs import Ref
 from ..._register import Dispatch
 from ..._worker import RankInfo
 from .. import ray
-from ..ray._workers import Worker, identity, meant
+from ..ray._refs import meant
+from ..ray.actor import Worker, identity
 from . import modes
 from .config import WorkerConfig
 from .proto import DataProto, rpc_timeout

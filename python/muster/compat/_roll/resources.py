@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ... import _errors
+from ... import Reservation, _errors
 from ..._config import device_ids
 from ..._resources import ResourceManager as Pool
 from .. import ray
-from ..ray.util.placement_group import Bundle, PlacementGroup
+from ..ray.util.placement_group import PlacementGroup
 
 
 class ResourceManager:
@@ -83,7 +83,5 @@ class ResourceManager:
 
 def _group_of(pool: Pool, node: int) -> PlacementGroup:
     """One node of a pool as a placement group, for actors that are to run there."""
-    has = pool.nodes[node]
-    group = PlacementGroup([{"GPU": pool.gpu_per_node, "CPU": has["cores"]}], "PACK", "")
-    group._reserved = [Bundle(pool, node)]
-    return group
+    has = {"GPU": pool.gpu_per_node, "CPU": pool.nodes[node]["cores"]}
+    return PlacementGroup([has], Reservation([], pool=pool), nodes=[node])

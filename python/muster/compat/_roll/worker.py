@@ -16,7 +16,8 @@ from ..._register import Dispatch
 from ..._worker import Worker as Native
 from ..._worker import _visible_devices
 from .. import ray
-from ..ray import _state, _workers
+from ..ray import _state
+from ..ray.actor import WORKERS, identity
 from .config import WorkerConfig
 from .modes import register
 from .proto import DataProto
@@ -49,7 +50,7 @@ class SharedStorage:
 def _shared_storage() -> Any:
     """The session's one, made at its first use, under the name that ROLL gives it."""
     actor: Any = SharedStorage
-    options = {"name": "SHARED_STORAGE_ACTOR", "namespace": _workers.NAMESPACE}
+    options = {"name": "SHARED_STORAGE_ACTOR", "namespace": WORKERS}
     return actor.options(get_if_exists=True, **options).remote()
 
 
@@ -74,9 +75,8 @@ class Worker(Native):
 
     def __init__(self, worker_config: WorkerConfig) -> None:
         super().__init__(worker_config)
-        taken = {"CPU": 0.01, "GPU": 0.01} if worker_config.device_mapping else {"CPU": 0.01}
-        actor = _workers.identity(self.worker_name), self.worker_name, _workers.NAMESPACE
-        _state.enter(_state.Actor(*actor, taken))  # for those who ask where they run
+        me = _state.Me  # for those who ask where they run
+        me.ident, me.name, me.is_worker = identity(self.worker_name), self.worker_name, True
         self.pipeline_config: Any = None
         self.strategy: Any = None
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))

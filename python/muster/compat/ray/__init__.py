@@ -15,18 +15,18 @@ from typing import Any
 
 from . import _state, actor, exceptions, runtime_context, runtime_env, util
 from ._nodes import available_resources, cluster_resources, nodes
+from ._options import Remote
 from ._refs import ObjectRef, cancel, get, put, wait
-from ._session import ClientContext, init, is_initialized, shutdown
+from ._session import init, is_initialized, shutdown
 from .actor import get_actor, kill, method
+from .remote_function import RemoteFunction
 from .runtime_context import SCRIPT_MODE, WORKER_MODE, get_gpu_ids, get_runtime_context
 
 __version__ = "2.60.0"  # whose behaviour this is
-__commit__ = ""
 
 __all__ = [
     "SCRIPT_MODE",
     "WORKER_MODE",
-    "ClientContext",
     "ObjectRef",
     "__version__",
     "actor",
@@ -59,23 +59,20 @@ def remote(*args: Any, **options: Any) -> Any:
 
     Used as ``@ray.remote``, ``@ray.remote(num_gpus=1)`` or ``ray.remote(Class)``.
     """
-    if len(args) == 1 and not options and callable(args[0]):
-        return _remote(args[0], {})
-    if args or not options:
+    if options and not args:
+        return lambda thing: _remote(thing, options)
+    if options or len(args) != 1:
         raise TypeError(
             "remote is used as @ray.remote or with options by name, as @ray.remote(num_cpus=1)"
         )
-    return lambda thing: _remote(thing, options)
+    return _remote(args[0], {})
 
 
 def _remote(thing: Any, options: dict[str, Any]) -> Any:
-    from .actor import ActorClass
-    from .remote_function import RemoteFunction
-
-    if isinstance(thing, (ActorClass, RemoteFunction)):
+    if isinstance(thing, Remote):
         raise TypeError(f"{thing!r} is remote already")
     if isinstance(thing, type):
-        return ActorClass(thing, options)
+        return actor.ActorClass(thing, options)
     if callable(thing) and hasattr(thing, "__qualname__"):
         return RemoteFunction(thing, options)
     raise TypeError(f"remote() takes a class or a function, not {thing!r}")

@@ -1,4 +1,4 @@
-"""What runs in the processes of actors and tasks: each class here is a service of Muster's.
+"""What runs in the processes of actors: each class here is a service of Muster's.
 
 A host makes the user's object in a call, so that a constructor's error is told to every
 caller, as Ray does: in `initialize`, which the head has a new process run again.
@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..._crew import Runner, called
+from ... import _worker
+from ..._crew import called
 from ..._errors import format_traceback
 from ..._modules import Located
 from . import _state
@@ -23,10 +24,11 @@ from .exceptions import ConstructionFailed
 class Host:
     """An actor whose class has no ``async def`` method."""
 
-    def __init__(
-        self, actor: _state.Actor, found: Located, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        _state.enter(actor)
+    def __init__(self, found: Located, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if _worker._identity is not None:
+            service = _worker._identity.cluster_name
+            _state.Me.ident = _state.identity(service, 32)
+            _, _state.Me.name = _state.actor_name(service) or ("", "")
         self._given: Any = found, args, kwargs
         self._made: Any = None
         self._failed = ""
@@ -69,13 +71,6 @@ class AsyncHost(Host):
         """As `Host.run`; what can be awaited is."""
         result = super().run(name, keys, *values)
         return await result if inspect.isawaitable(result) else result
-
-
-class TaskHost(Runner):
-    """Runs tasks, one at a time."""
-
-    def __init__(self, actor: _state.Actor) -> None:
-        _state.enter(actor)
 
 
 def _meant(value: Any) -> Any:

@@ -49,43 +49,31 @@ def nodes() -> list[dict[str, Any]]:
     return [
         {
             "NodeID": node_id(node["name"]),
-            "Alive": node["state"] in _ALIVE,
-            "alive": node["state"] in _ALIVE,
+            "Alive": alive,
+            "alive": alive,
             "NodeName": node["name"],
             "NodeManagerHostname": node["name"],
             "NodeManagerAddress": node["address"],
-            "Resources": _resources(node) if node["state"] in _ALIVE else {},
+            "Resources": dict(_resources(node, len(node["devices"]))) if alive else {},
             "Labels": {},
         }
         for node in muster.nodes()
+        for alive in [node["state"] in _ALIVE]
     ]
 
 
 def cluster_resources() -> dict[str, float]:
     """What all living nodes have together."""
-    return _sum([_resources(node) for node in _alive()])
+    return dict(sum((_resources(node, len(node["devices"])) for node in _alive()), Counter()))
 
 
 def available_resources() -> dict[str, float]:
     """What no pool holds. Muster does not count cores and memory: all of those are there."""
-    free = _sum([_resources(node, node["free"]) for node in _alive()])
-    return {key: amount for key, amount in free.items() if amount}
+    return dict(sum((_resources(node, node["free"]) for node in _alive()), Counter()))
 
 
-def _resources(node: dict[str, Any], devices: int | None = None) -> dict[str, float]:
-    found = {
-        "CPU": float(node["cores"]),
-        "memory": float(node["memory"]),
-        f"node:{node['address']}": 1.0,
-    }
+def _resources(node: dict[str, Any], devices: int) -> Counter[str]:
+    found = {"CPU": node["cores"], "memory": node["memory"], f"node:{node['address']}": 1}
     if node["devices"]:
-        key = _KEYS.get(node["devices"][0]["kind"], "GPU")
-        found[key] = float(len(node["devices"]) if devices is None else devices)
-    return found
-
-
-def _sum(parts: list[dict[str, float]]) -> dict[str, float]:
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part)  # which adds
-    return dict(total)
+        found[_KEYS.get(node["devices"][0]["kind"], "GPU")] = devices
+    return Counter({key: float(amount) for key, amount in found.items()})

@@ -1,4 +1,4 @@
-"""What ``remote`` and ``options`` take, and what comes of it: a `WorkerConfig`, a place.
+"""What ``remote`` and ``options`` take, and what comes of it: a `WorkerConfig`.
 
 Refuses what Ray refuses. Options that only tune Ray's scheduler are taken and have no
 effect; docs/ray-calls.md lists them.
@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ... import WorkerConfig, _modules, _pickling, _service
+from ... import WorkerConfig, _modules, _pickling
 from . import _nodes, _state
 from .util.placement_group import PlacementGroup
 from .util.scheduling_strategies import (
-    NodeAffinitySchedulingStrategy,
-    NodeLabelSchedulingStrategy,
-    PlacementGroupSchedulingStrategy,
+    NodeAffinitySchedulingStrategy as NodeAffinity,
+)
+from .util.scheduling_strategies import (
+    PlacementGroupSchedulingStrategy as InGroup,
 )
 
 if TYPE_CHECKING:
@@ -33,22 +34,13 @@ _ACTOR = _COMMON | set(
     """allow_out_of_order_execution concurrency_groups enable_tensor_transport get_if_exists
     lifetime max_concurrency max_pending_calls max_restarts max_task_retries namespace""".split()  # noqa: SIM905
 )
-#: What of a runtime_env only tunes how Ray makes it.
-_IGNORED = ("config", "eager_install")
 _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
 #: Seconds for a new process of an actor, and for its constructor, which may load a model.
 _CONSTRUCTING = 3600.0
 #: Seconds between asking an actor to end and ending it: Ray asks not at all.
 _GRACE = 1.0
 
-
 _NUMBER = (int, float)
-_STRATEGY = (
-    str,
-    PlacementGroupSchedulingStrategy,
-    NodeAffinitySchedulingStrategy,
-    NodeLabelSchedulingStrategy,
-)
 #: What options are checked for: of which types they are, what holds of them, and both in words.
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "num_cpus": (_NUMBER, lambda n: n >= 0, "a number, 0 or more"),
@@ -69,9 +61,9 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
         "a dict, without CPU and GPU: num_cpus and num_gpus are for those",
     ),
     "scheduling_strategy": (
-        _STRATEGY,
+        (str, InGroup, NodeAffinity),
         lambda how: not isinstance(how, str) or how in ("DEFAULT", "SPREAD"),
-        "'DEFAULT', 'SPREAD', a PlacementGroup-, NodeAffinity- or NodeLabelSchedulingStrategy",
+        "'DEFAULT', 'SPREAD', a PlacementGroup- or NodeAffinitySchedulingStrategy",
     ),
 }
 
@@ -84,9 +76,9 @@ def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
             raise ValueError(
                 f"{key!r} is no option of {kind}; they have {', '.join(sorted(known))}"
             )
-        types, holds, words = _RULES.get(key, (object, lambda _: True, ""))
-        if value is None:
+        if value is None or key not in _RULES:
             continue
+        types, holds, words = _RULES[key]
         if not isinstance(value, types) or (isinstance(value, bool) and types is not object):
             raise TypeError(f"{key} is {value!r}; it is {words}")
         if not holds(value):
@@ -98,122 +90,68 @@ def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
     return dict(options)
 
 
-def environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `WorkerConfig` that a runtime_env gives, with what `init` said for all.
-
-    What of it can be made is for Muster to say: on Ray's nodes more than elsewhere.
-    """
-    given = options.get("runtime_env") or {}
-    if not isinstance(given, dict):
-        raise TypeError(f"runtime_env is {given!r}; it is a dict")
-    given = dict(given)
-    variables = given.pop("env_vars", None) or {}
-    for key, value in variables.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError(f"env_vars[{key!r}] is {value!r}; both sides are text")
-    # What a user says comes last, also where Muster has a word of its own.
-    found: dict[str, Any] = {"env": dict(variables), "rank_env": True}
-    for key in _IGNORED:
-        given.pop(key, None)
-    if rest := {**_state.runtime_env(), **given}:
-        found["runtime_env"] = rest
-    if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
-        found["preload"] = ("muster.compat.ray._installed",)
-    return found
-
-
-def group_of(options: Mapping[str, Any]) -> tuple[PlacementGroup | None, int]:
-    """The placement group that is asked for, and its bundle; -1 for any."""
-    strategy = options.get("scheduling_strategy")
-    group = options.get("placement_group")
-    index = options.get("placement_group_bundle_index", -1)
-    if isinstance(strategy, PlacementGroupSchedulingStrategy):
-        group, index = strategy.placement_group, strategy.placement_group_bundle_index
-    if group in (None, "default"):
-        return None, -1
-    if not isinstance(group, PlacementGroup):
-        raise TypeError(f"placement_group is {group!r}; it is what placement_group() returns")
-    return group, index
-
-
-def node_of(options: Mapping[str, Any]) -> str | None:
-    """The node that is asked for, by its name."""
-    strategy = options.get("scheduling_strategy")
-    if strategy == "SPREAD":
-        return _nodes.in_turn()
-    if isinstance(strategy, NodeAffinitySchedulingStrategy):
-        name = _nodes.name_of(strategy.node_id)
-        if name is None and not strategy.soft:
-            raise ValueError(
-                f"there is no node {strategy.node_id} that is alive; nodes() lists those there are"
-            )
-        return name
-    return None
-
-
-def devices_asked(options: Mapping[str, Any]) -> float:
-    """How many devices are asked for: GPUs, or those that Ray takes for resources."""
-    named = options.get("resources") or {}
-    return float(options.get("num_gpus") or 0) or float(named.get("NPU") or 0)
-
-
-def returns(options: Mapping[str, Any], usual: int = 1) -> Any:
-    """How many values a call returns, by its options."""
-    said = options.get("num_returns")
-    return usual if said is None else said
-
-
-def create(
-    host: type,
-    name: str,
-    args: Any,
-    options: Mapping[str, Any],
-    patience: float,
-    env: Mapping[str, str] | None = None,
-    **more: Any,
-) -> _service.Service:
-    """The service that an actor or a task's worker is, where its options want it."""
-    fields = environment(options)
-    fields["env"] |= env or {}
+def config(options: Mapping[str, Any], env: Mapping[str, str] | None = None) -> WorkerConfig:
+    """What surrounds an actor or a task, and where it may run."""
+    fields: dict[str, Any] = {"env": dict(env or {}), "grace": _GRACE}
+    fields["max_concurrency"] = options.get("max_concurrency")
     if restarts := options.get("max_restarts") or 0:
         fields["on_failure"] = "restart_worker"
         fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
         fields["restart_window"] = 1e8
         fields["startup_timeout"] = _CONSTRUCTING
-    fields |= {"max_concurrency": options.get("max_concurrency"), "grace": _GRACE}
-    config = WorkerConfig(gpus_timeout=patience, **fields, **_place(options))
-    return _service.create(host, name, args, config=config, **more)
+    if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
+        fields["preload"] = ("muster.compat.ray._installed",)
+    # What a user says comes last, also where Muster has a word of its own.
+    surroundings = {**_state.runtime_env(), **environment(options.get("runtime_env"))}
+    return WorkerConfig(**fields, **place(options), runtime_env=surroundings, rank_env=True)
 
 
-def _place(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Where it may run, as fields of a `WorkerConfig`."""
-    group, index = group_of(options)
-    gpus = devices_asked(options)
-    if group is None:
-        return {"node": node_of(options), "gpus": gpus}
-    bundles = group.reserved()
-    chosen = bundles if index < 0 else bundles[index : index + 1]
-    if not chosen:
-        raise ValueError(f"the placement group has {len(bundles)} bundles, and no bundle {index}")
-    if not gpus:
-        return {"resource_manager": chosen[0].manager, "node": chosen[0].node_name}
-    fit = [bundle for bundle in chosen if len(bundle.devices()) >= gpus]
-    if not fit:
+def environment(given: Any) -> dict[str, Any]:
+    """A runtime_env without what only tunes how Ray makes it. What of it can be made is for
+    Muster to say: on Ray's nodes more than elsewhere."""
+    if not isinstance(given, dict | None):
+        raise TypeError(f"runtime_env is {given!r}; it is a dict")
+    ignored = ("config", "eager_install")
+    return {key: value for key, value in (given or {}).items() if key not in ignored}
+
+
+def place(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Where it may run, as fields of a `WorkerConfig`: which devices, the head says."""
+    named = options.get("resources") or {}
+    gpus = float(options.get("num_gpus") or named.get("NPU") or 0)  # Ray has NPUs for resources
+    strategy = options.get("scheduling_strategy")
+    group = options.get("placement_group")
+    index = options.get("placement_group_bundle_index", -1)
+    if isinstance(strategy, InGroup):
+        group, index = strategy.placement_group, strategy.placement_group_bundle_index
+    if group in (None, "default"):
+        return {"node": _node(strategy), "gpus": gpus}
+    if not isinstance(group, PlacementGroup):
+        raise TypeError(f"placement_group is {group!r}; it is what placement_group() returns")
+    if index >= group.bundle_count:
         raise ValueError(
-            f"num_gpus={gpus:g}: no bundle of the placement group has so many; they have "
-            f"{', '.join(str(len(bundle.devices())) for bundle in chosen)}"
+            f"the placement group has {group.bundle_count} bundles, and no bundle {index}"
         )
-    devices = [device for bundle in fit for device in bundle.devices()]
-    return {"resource_manager": fit[0].manager, "gpus": gpus, "device_mapping": devices}
+    pool = group.pool()
+    chosen = group.nodes if index < 0 else group.nodes[index : index + 1]
+    if not gpus:
+        return {"resource_manager": pool, "node": pool.nodes[chosen[0]]["name"]}
+    devices = [device for node in chosen for device in pool.gpu_ids(node)]
+    return {"resource_manager": pool, "gpus": gpus, "device_mapping": devices}
 
 
-def amounts(options: Mapping[str, Any], *, actor: bool) -> dict[str, float]:
-    """What an actor or a task has taken, as it is told by its runtime context."""
-    found = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus")}
-    if found["CPU"] is None:
-        found["CPU"] = 0 if actor else 1
-    found |= options.get("resources") or {}
-    return {key: float(value) for key, value in found.items() if value}
+def _node(strategy: Any) -> str | None:
+    """The node that a strategy asks for, by its name."""
+    if strategy == "SPREAD":
+        return _nodes.in_turn()
+    if not isinstance(strategy, NodeAffinity):
+        return None
+    name = _nodes.name_of(strategy.node_id)
+    if name is None and not strategy.soft:
+        raise ValueError(
+            f"there is no node {strategy.node_id} that is alive; nodes() lists those there are"
+        )
+    return name
 
 
 class Remote:

@@ -7,15 +7,15 @@ own are taken wherever an ObjectRef is.
 from __future__ import annotations
 
 from abc import ABCMeta
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ... import _errors, _futures, _sharing
 from ... import _refs as _native
 from ..._crew import clear
-from ..._refs import PENDING, Ref, _deadline, _gather
-from .exceptions import GetTimeoutError, translate
+from ..._refs import Ref, _deadline, _gather, parts_of
+from .exceptions import GetTimeoutError, RayActorError, as_task_error, translate
 
 
 class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of Muster's refs)
@@ -34,10 +34,6 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
     def hex(self) -> str:
         """The id, as text."""
         return _sharing.ident_of(self._ref)
-
-    def binary(self) -> bytes:
-        """The id."""
-        return bytes.fromhex(self.hex())
 
     def future(self) -> Future[Any]:
         """The value as a future of concurrent.futures."""
@@ -74,10 +70,7 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
 
 ObjectRef.register(Ref)  # for isinstance: they can be used in the same places
 
-
-def _ours(ref: Any) -> ObjectRef:
-    """An ObjectRef for one of Muster's own refs."""
-    return ObjectRef(ref, "") if isinstance(ref, Ref) else ref
+# --- refs of calls, and as their arguments ---------------------------------------------------
 
 
 def failed(error: BaseException, actor: str | None = None) -> ObjectRef:
@@ -85,14 +78,44 @@ def failed(error: BaseException, actor: str | None = None) -> ObjectRef:
     return ObjectRef(_sharing.failed(error), actor)
 
 
-def passed(value: Any) -> Any:
-    """An argument as a call of Muster's takes it; raises what a ref raises that is done."""
+def meant(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Arguments as a call of Muster's takes them; raises what a ref raises that is done."""
+    return [*map(_meant, args)], {name: _meant(arg) for name, arg in kwargs.items()}
+
+
+def _meant(value: Any) -> Any:
     if type(value) is not ObjectRef:
         return value
     return value._result() if value._ref.done() and value._ref.failed() else value._ref
 
 
-# --- the calls -------------------------------------------------------------------------
+def started(
+    start: Callable[[Any, Any], Ref], name: str, args: Any, kwargs: Any, actor: str | None = None
+) -> ObjectRef:
+    """The ref of a call; what an argument raises, or an actor that is dead, is told by it."""
+    try:
+        args, kwargs = meant(args, kwargs)
+    except Exception as error:
+        return failed(as_task_error(name, error), actor)
+    try:
+        return ObjectRef(start(args, kwargs), actor)
+    except _errors.MusterError as error:
+        refused = translate(error, actor)
+        if not isinstance(refused, RayActorError):
+            raise refused from None
+        return failed(refused, actor)
+
+
+def spread(ref: ObjectRef, returns: int | None) -> Any:
+    """One ref, or one for each of the values that a call returns together."""
+    if returns in (None, 1):
+        return ref
+    if not isinstance(returns, int) or returns < 0:
+        raise ValueError(f"num_returns is {returns!r}; Muster takes a whole number")
+    return [ObjectRef(part, ref._actor) for part in parts_of(ref._ref, returns)] or None
+
+
+# --- the calls -------------------------------------------------------------------------------
 
 
 def get(object_refs: Any, *, timeout: float | None = None) -> Any:
@@ -105,11 +128,11 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         raise ValueError(
             f"get() takes an ObjectRef or a list of them, not a {type(object_refs).__name__}"
         )
-    refs = _listed([object_refs] if alone else object_refs, "get")
+    refs = [_checked(ref, "get") for ref in ([object_refs] if alone else object_refs)]
+    calls = list(dict.fromkeys(ref._ref for ref in refs))
     deadline = _until(None if timeout == -1 else timeout)  # for ever, as Ray has it
-    pending = [call for call in dict.fromkeys(ref._ref for ref in refs) if call._state == PENDING]
-    if pending and not _gather(pending, len(pending), deadline, stop_at_failure=True):
-        raise GetTimeoutError(f"{len(pending)} of {len(refs)} values were not here in {timeout} s")
+    if not _gather(calls, len(calls), deadline, stop_at_failure=True):
+        raise GetTimeoutError(f"not all of {len(refs)} values were here in {timeout} s")
     for ref in refs:
         if ref._ref.failed():
             ref._result()  # raises
@@ -117,13 +140,12 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
     return values[0] if alone else values
 
 
-def _listed(refs: Sequence[Any], who: str) -> list[ObjectRef]:
-    for ref in refs:
-        if not isinstance(ref, ObjectRef):
-            raise TypeError(
-                f"{who}() takes ObjectRefs, and one entry is a {type(ref).__name__}: {ref!r}"
-            )
-    return [_ours(ref) for ref in refs]
+def _checked(ref: Any, who: str) -> ObjectRef:
+    """A ref that was given, or an ObjectRef for one of Muster's own."""
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"{who}() takes ObjectRefs, not a {type(ref).__name__}: {ref!r}")
+    own: Any = ref
+    return ref if type(ref) is ObjectRef else ObjectRef(own, "")
 
 
 def _until(timeout: float | None) -> float | None:
@@ -142,10 +164,7 @@ def wait(
     """Wait until ``num_returns`` of the refs are done; returns (done, others), in order."""
     if not isinstance(ray_waitables, list):
         raise TypeError(f"wait() takes a list of ObjectRefs, not a {type(ray_waitables).__name__}")
-    calls = {
-        ref._ref: given
-        for ref, given in zip(_listed(ray_waitables, "wait"), ray_waitables, strict=True)
-    }
+    calls = {_checked(given, "wait")._ref: given for given in ray_waitables}
     _until(timeout)  # refuses what is none
     if not ray_waitables:
         return [], []
@@ -167,12 +186,7 @@ def cancel(ray_waitable: Any, *, force: bool = False, recursive: bool = True) ->
 
     With ``force`` the process of a task is killed if it does not stop by itself.
     """
-    if not isinstance(ray_waitable, ObjectRef):
-        raise TypeError(
-            f"cancel() takes the ref of a call, not a {type(ray_waitable).__name__}; "
-            "actors are ended by kill()"
-        )
-    ref = _ours(ray_waitable)
+    ref = _checked(ray_waitable, "cancel")
     if force and ref._actor is not None:
         raise ValueError("force=True is for tasks: it would end the actor; use kill() for that")
     ref._ref.cancel(kill=force)

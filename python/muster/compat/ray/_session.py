@@ -4,57 +4,39 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import muster
 
 from ... import _context
+from ..._environment import runtime_env_text
 from . import _options, _state
 from .util.placement_group import _groups
 
-#: What only concerns processes of Ray's own.
+#: What only concerns processes of Ray's own, or what Muster does not count.
 _RAYS_OWN = """configure_logging dashboard_host dashboard_port enable_resource_isolation
-include_dashboard job_config labels logging_config logging_format logging_level
-object_store_memory system_reserved_cpu system_reserved_memory""".split()  # noqa: SIM905
-
-
-class ClientContext(dict[str, Any]):
-    """What `init` returns: the addresses of the session; leaving its ``with`` ends it."""
-
-    dashboard_url = ""
-
-    @property
-    def address_info(self) -> dict[str, Any]:
-        """The addresses."""
-        return dict(self)
-
-    def __enter__(self) -> ClientContext:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        shutdown()
+include_dashboard job_config labels logging_config logging_format logging_level num_cpus
+object_store_memory resources system_reserved_cpu system_reserved_memory""".split()  # noqa: SIM905
 
 
 class _Job:
     """What `init` set, to be taken back by `shutdown`."""
 
     open = False
-    before: dict[str, str | None]
+    before: ClassVar[dict[str, str | None]] = {}
 
 
 def init(
     address: str | None = None,
     *,
-    num_cpus: int | None = None,
     num_gpus: int | None = None,
-    resources: dict[str, float] | None = None,
     namespace: str | None = None,
     runtime_env: dict[str, Any] | None = None,
     ignore_reinit_error: bool = False,
     log_to_driver: bool = True,
     local_mode: bool = False,
     **more: Any,
-) -> ClientContext:
+) -> dict[str, str]:
     """Start Muster, or take part in what runs.
 
     ``address`` is ``None``, "auto" or "local" for this machine, the path of a Muster head's
@@ -66,24 +48,22 @@ def init(
     if local_mode:
         raise ValueError("local_mode is not there: actors and tasks are processes")
     _state.namespace(namespace)  # refuses what is none
-    environment = _options.environment({"runtime_env": runtime_env})
+    environment = json.loads(runtime_env_text(_options.environment(runtime_env)))
     if (_Job.open and is_initialized()) or _context.in_worker():
         if ignore_reinit_error:
-            return _context_of()
+            return _addresses()
         raise RuntimeError(
             "ray.init() was called before. Call ray.shutdown() first, or pass "
             "ignore_reinit_error=True"
         )
     _start(address, num_gpus, log_to_driver)
-    variables = dict(environment["env"])
-    if rest := environment.get("runtime_env"):
-        variables[_state.RUNTIME_ENV] = json.dumps(rest)
-    if namespace:
-        variables[_state.NAMESPACE] = namespace
+    variables = environment.pop("env_vars", {})
+    variables |= {_state.RUNTIME_ENV: json.dumps(environment)} if environment else {}
+    variables |= {_state.NAMESPACE: namespace} if namespace else {}
     _Job.before = {key: os.environ.get(key) for key in variables}
     os.environ.update(variables)  # workers inherit it, and their workers
     _Job.open = True
-    return _context_of()
+    return _addresses()
 
 
 def _start(address: str | None, num_gpus: int | None, logs: bool) -> None:
@@ -97,22 +77,19 @@ def _start(address: str | None, num_gpus: int | None, logs: bool) -> None:
         muster.init(virtual=f"1x{num_gpus}", log_to_stderr=logs)
 
 
-def _context_of() -> ClientContext:
-    here = muster.nodes()[0]["address"]
-    return ClientContext(address=_context.address(), node_ip_address=here)
+def _addresses() -> dict[str, str]:
+    return {"address": _context.address(), "node_ip_address": muster.nodes()[0]["address"]}
 
 
-def shutdown(_exiting_interpreter: bool = False) -> None:
+def shutdown() -> None:
     """End everything that the script made. It may be called again."""
     if _context.in_worker():
         return  # the session is the script's
-    if _Job.open:
-        _Job.open = False
-        for key, value in _Job.before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+    _Job.open = False
+    for key, value in _Job.before.items():
+        os.environ.pop(key, None)
+        os.environ.update({} if value is None else {key: value})
+    _Job.before = {}
     _groups.clear()
     muster.shutdown()
 

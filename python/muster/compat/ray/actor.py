@@ -1,45 +1,40 @@
 """Actors: classes that ``remote`` decorated, handles of living ones, their methods.
 
 An actor is a service of Muster's whose object is a `_host.Host`. A handle holds the service
-and what is known of the class; it can be sent to others.
+and what is known of the class; it can be sent to others. Workers of clusters are actors as
+well: so ROLL has them, in the namespace of all its actors.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 from abc import ABCMeta
 from collections.abc import Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-from ... import WorkerHandle, _errors, _modules, _service
+from ... import WorkerHandle, _errors, _modules, _service, get_worker
+from ..._calling import ONE_RANK
 from ..._methods import method_of
-from ..._refs import parts_of
-from . import _host, _names, _options, _state, _workers
+from . import _host, _options, _state
 from ._private.async_compat import has_async_methods
-from ._refs import ObjectRef, failed, passed
-from .exceptions import (
-    ActorAlreadyExistsError,
-    ActorDiedError,
-    RayActorError,
-    as_task_error,
-    translate,
-)
-from .util.placement_group import PATIENCE
+from ._refs import ObjectRef, failed, meant, spread, started
+from .exceptions import ActorAlreadyExistsError, as_task_error
+
+#: Where the names of workers are, and of ROLL's own actors.
+WORKERS = "roll"
+#: Methods that every actor has, as workers of `compat.roll` have them.
+_SPECIAL = {"__ray_ready__": "ray_ready", "__ray_call__": "ray_call"}
 
 
-def method(*args: Any, **options: Any) -> Any:
+def method(*, num_returns: int = 1, **_ignored: Any) -> Any:
     """Say of an actor's method what it returns: ``@ray.method(num_returns=2)``."""
-    if args or not options:
-        raise TypeError("method() is used with options, as @ray.method(num_returns=2)")
-    known = ("num_returns", "concurrency_group", "max_task_retries", "retry_exceptions")
-    strange = sorted(set(options) - {*known, "enable_task_events", "tensor_transport"})
-    if strange:
-        raise ValueError(f"method() has no option {', '.join(strange)}")
 
     def mark(function: Any) -> Any:
-        function.__ray_method__ = options
+        function.__ray_num_returns__ = num_returns
         return function
 
     return mark
@@ -48,7 +43,7 @@ def method(*args: Any, **options: Any) -> Any:
 def _methods_of(cls: type) -> dict[str, int]:
     """The methods of an actor's class, and how many values each returns."""
     return {
-        name: _options.returns(getattr(function, "__ray_method__", {}))
+        name: getattr(function, "__ray_num_returns__", 1)
         for name, function in inspect.getmembers(cls, callable)
         if not name.startswith("__") or name in ("__init__", "__call__")
     }
@@ -72,22 +67,18 @@ class ActorClass(_options.Remote):
         method_of(cls, "__init__").check(args, kwargs)
         namespace = _state.namespace(options.get("namespace"))
         name = options.get("name") or ""
-        service = _names.service_name(namespace, name) if name else _names.nameless(self.__name__)
-        actor = _state.Actor(
-            ident=_state.identity(service, 32),
-            name=name,
-            namespace=namespace,
-            resources=_options.amounts(options, actor=True),
-        )
+        service = _state.service_name(namespace, name) if name else _state.nameless(self.__name__)
         host = _host.AsyncHost if has_async_methods(cls) else _host.Host
-        given = (actor, _modules.located(cls), args, kwargs)
         # Not before: a class that came by value, and names itself, has none yet when this is made.
         methods = _methods_of(cls)
         about = {_state.ABOUT: json.dumps([self.__name__, methods])}
-        reuse = bool(options.get("get_if_exists"))
         try:
-            made = _options.create(
-                host, service, given, options, PATIENCE, about, get_or_create=reuse
+            made = _service.create(
+                host,
+                service,
+                (_modules.located(cls), args, kwargs),
+                config=_options.config(options, about),
+                get_or_create=bool(options.get("get_if_exists")),
             )
         except _errors.NameTakenError:
             raise ActorAlreadyExistsError(
@@ -116,13 +107,14 @@ class ActorMethod:
         self._name = name
         self._returns = returns
 
-    def options(self, **options: Any) -> ActorMethod:
-        """The same with other options, of which ``num_returns`` has an effect."""
-        return ActorMethod(self._handle, self._name, _options.returns(options, self._returns))
+    def options(self, *, num_returns: int | None = None, **_ignored: Any) -> ActorMethod:
+        """The same, with another number of values that it returns."""
+        returns = self._returns if num_returns is None else num_returns
+        return ActorMethod(self._handle, self._name, returns)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the call; a ref of what it returns, or a list of them."""
-        return self._handle._start(self._name, args, kwargs, self._returns)
+        return spread(self._handle._start(self._name, args, kwargs), self._returns)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse: it would run here."""
@@ -150,31 +142,21 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
 
     _ray_actor_id = _actor_id
 
-    def _start(self, name: str, args: Any, kwargs: Any, returns: int = 1) -> Any:
-        ident = self._actor_id.hex()
+    def _start(self, name: str, args: Any, kwargs: Any) -> ObjectRef:
         if self._class is not None and name not in _host.SPECIAL:
             method_of(self._class, name).check(args, kwargs)
-        try:
-            values = [passed(value) for value in (*args, *kwargs.values())]
-        except Exception as error:
-            return spread(failed(as_task_error(name, error), ident), returns)
-        try:
-            call = self._service.run.remote(name, tuple(kwargs), *values)
-        except _errors.MusterError as error:
-            refused = translate(error, ident)
-            if not isinstance(refused, RayActorError):
-                raise refused from None
-            return spread(failed(refused, ident), returns)
-        return spread(ObjectRef(call, actor=ident), returns)
+
+        def start(args: Any, kwargs: Any) -> Any:
+            return self._service.run.remote(name, tuple(kwargs), *args, *kwargs.values())
+
+        return started(start, name, args, kwargs, self._actor_id)
 
     def __getattr__(self, name: str) -> ActorMethod:
         methods = self.__dict__.get("_methods")
         if name in _host.SPECIAL:
             return ActorMethod(self, name, 1)
-        if methods is None and name.startswith("_"):
-            raise AttributeError(f"an actor's handle has no attribute {name!r}")
-        if methods is not None and name not in methods:
-            raise AttributeError(f"{self._class_name} has no method {name!r}")
+        if name.startswith("_") if methods is None else name not in methods:
+            raise AttributeError(f"{self._class_name or 'an actor'} has no method {name!r}")
         return ActorMethod(self, name, 1 if methods is None else methods[name])
 
     def __eq__(self, other: object) -> bool:
@@ -187,10 +169,38 @@ class ActorHandle(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says o
         return ActorHandle, (self._service, self._methods, self._class_name)
 
     def __repr__(self) -> str:
-        return f"Actor({self._class_name or self._service.name}, {self._actor_id.hex()})"
+        return f"Actor({self._class_name or self._service.name}, {self._actor_id})"
 
 
 ActorHandle.register(WorkerHandle)  # for isinstance: workers of clusters are actors, too
+
+
+class Worker(WorkerHandle):
+    """One worker of a cluster: ``handle.method.remote(...)`` as an actor's."""
+
+    @property
+    def _actor_id(self) -> ActorID:
+        return identity(self.name)
+
+    _ray_actor_id = _actor_id
+
+    def __getattr__(self, name: str) -> Any:
+        name = _SPECIAL.get(name, name)
+        super().__getattr__(name)  # raises for what is none
+        return ActorMethod(self, name, 1)
+
+    def _start(self, name: str, args: Any, kwargs: Any, timeout: float | None = None) -> ObjectRef:
+        group = self._cluster._group()
+        method = group.method(name)
+        try:
+            args, kwargs = meant(args, kwargs)
+        except Exception as error:  # of a ref that has failed: so does the call
+            return failed(as_task_error(name, error), self._actor_id)
+        call = group.start(method, ONE_RANK, self.rank, args, kwargs, timeout)
+        return ObjectRef(call, self._actor_id)
+
+    def __reduce__(self) -> Any:
+        return Worker, (self._cluster, self.rank)
 
 
 class ActorID(str):
@@ -203,15 +213,16 @@ class ActorID(str):
         return str(self)
 
 
-def spread(ref: ObjectRef, returns: int) -> Any:
-    """One ref, or one for each of the values that a call returns together."""
-    if returns == 1:
-        return ref
-    if not isinstance(returns, int) or returns < 0:
-        raise ValueError(f"num_returns is {returns!r}; Muster takes a whole number")
-    if not returns:
-        return None
-    return [ObjectRef(part, ref._actor) for part in parts_of(ref._ref, returns)]
+@functools.lru_cache(maxsize=4096)
+def identity(worker: str) -> ActorID:
+    """The id of the actor that a worker is."""
+    return ActorID(_state.identity(f"worker {worker}", 32))
+
+
+def worker_named(name: str) -> Worker:
+    """The living worker of that name, as ``actor_train-0-G0``."""
+    found = get_worker(name)
+    return Worker(found._cluster, found.rank)
 
 
 def get_actor(name: str, namespace: str | None = None) -> Any:
@@ -219,17 +230,16 @@ def get_actor(name: str, namespace: str | None = None) -> Any:
     if not name:
         raise ValueError("get_actor() takes the name of an actor")
     where = _state.namespace(namespace)
-    try:
-        service = _service.get_service(_names.service_name(where, name))
+    with suppress(_errors.NotFoundError):
+        service = _service.get_service(_state.service_name(where, name))
         return handle_of(service, service._environment({}))
-    except _errors.NotFoundError:
-        worker = _workers.named(name) if where == _workers.NAMESPACE else None
-        if worker is not None:
-            return worker
-        raise ValueError(
-            f"there is no living actor {name!r} in namespace {where!r}; it was not made, has "
-            "ended, or has another namespace (get_actor(name, namespace=...))"
-        ) from None
+    with suppress(_errors.NotFoundError):
+        if where == WORKERS:
+            return worker_named(name)
+    raise ValueError(
+        f"there is no living actor {name!r} in namespace {where!r}; it was not made, has "
+        "ended, or has another namespace (get_actor(name, namespace=...))"
+    )
 
 
 def handle_of(service: Any, env: Mapping[str, str] | None) -> ActorHandle:
@@ -257,9 +267,6 @@ def kill(actor: Any, *, no_restart: bool = True) -> None:
 
 def exit_actor() -> None:
     """End the actor that this is called in."""
-    if not _state.actor().ident:
+    if not _state.Me.ident:
         raise TypeError("exit_actor() ends the actor that calls it, and this is none")
     _host.leave()
-
-
-__all__ = ["ActorClass", "ActorDiedError", "ActorHandle", "ActorMethod", "exit_actor", "method"]

@@ -76,15 +76,6 @@ class ActorAlreadyExistsError(ValueError, RayError):
     """The name is taken by a living actor."""
 
 
-#: What Ray has besides, and nothing here raises: for who names one in an except clause.
-_OTHERS = """ActorHandleNotFoundError ActorPlacementGroupRemoved ActorUnavailableError
-ActorUnschedulableError NodeDiedError ObjectLostError OutOfMemoryError OwnerDiedError
-RuntimeEnvSetupError TaskPlacementGroupRemoved TaskUnschedulableError"""
-globals().update(
-    {name: type(name, (RayError,), {"__module__": __name__}) for name in _OTHERS.split()}
-)
-
-
 class ConstructionFailed(Exception):
     """An actor's constructor raised: what each call of it is told, on the wire only."""
 
@@ -108,6 +99,14 @@ def as_task_error(name: str, error: Exception) -> Exception:
     return _errors.also(error, made, (as_task_error, (name, error)))
 
 
+#: What some of Muster's errors are, by their classes.
+_KINDS: tuple[tuple[type[_errors.MusterError], type[RayError]], ...] = (
+    (_errors.CallCancelledError, TaskCancelledError),
+    (_errors.StoreFullError, ObjectStoreFullError),
+    (_errors.DeadlineError, GetTimeoutError),
+)
+
+
 def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayError:
     if isinstance(error, _errors.RemoteError):
         cause = _errors.original(error) or error
@@ -118,14 +117,9 @@ def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayErr
         if isinstance(cause, RayTaskError):  # one that was passed on: it tells where it began
             cause = cause.cause
         return RayTaskError(error.method, text, cause)
-    if isinstance(error, _errors.CallCancelledError):
-        return TaskCancelledError(text)
     if isinstance(error, (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)):
         return WorkerCrashedError(text) if actor is None else ActorDiedError(actor, text)
     if isinstance(error, (_errors.EncodingError, _errors.TooLargeError)):
         return RayTaskError(error.method, text, error)
-    if isinstance(error, _errors.StoreFullError):
-        return ObjectStoreFullError(text)
-    if isinstance(error, _errors.DeadlineError):
-        return GetTimeoutError(text)
-    return RaySystemError(text)
+    kinds = (made for kind, made in _KINDS if isinstance(error, kind))
+    return next(kinds, RaySystemError)(text)

@@ -10,7 +10,3 @@ class RuntimeEnv(dict[str, Any]):
 
     def __init__(self, **fields: Any) -> None:
         super().__init__({key: value for key, value in fields.items() if value is not None})
-
-    def env_vars(self) -> dict[str, str]:
-        """The variables."""
-        return dict(self.get("env_vars") or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from statistics import fmean
 from time import perf_counter
 
 
@@ -32,12 +33,12 @@ class _Timer:
     @property
     def mean(self) -> float:
         """The mean of the last times."""
-        return sum(self._times) / max(len(self._times), 1)
+        return fmean(self._times or [0])
 
     @property
     def mean_units_processed(self) -> float:
         """The mean of what was done."""
-        return sum(self._units) / max(len(self._units), 1)
+        return fmean(self._units or [0])
 
     @property
     def mean_throughput(self) -> float:
