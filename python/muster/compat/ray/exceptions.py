@@ -96,6 +96,8 @@ def translate(error: BaseException, actor: str | None = None) -> BaseException:
     """
     if not isinstance(error, _errors.MusterError) or _errors.is_joint(error):
         return error
+    if isinstance(error, _errors.ArgumentTypeError):
+        return error  # a plain TypeError, as there
     made = _as_rays(error, str(error), actor)
     return _errors.also(error, made, (translate, (error, actor)))
 
