@@ -83,14 +83,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     thread = EngineThread(host)
     host.state, host.ask = GuardState(**said, host=host), thread.ask
     signal.signal(signal.SIGTERM, _leave)
-    host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
+    try:
+        host.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
+    except (OSError, OverflowError) as error:
+        sys.stderr.write(f"{given.role}/{index} cannot listen on {bind}, port {port}: {error}\n")
+        return 1
+    code = 0
     try:
         host.warm()
         announce(host.state, host.state.node_addr)
         sys.stderr.write(f"{given.role}/{index} serves on {host.state.node_addr}\n")
         thread.serve()
-    except (SystemExit, KeyboardInterrupt):
+    except KeyboardInterrupt:
         pass
+    except SystemExit as end:  # ours, or an engine's
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         for name in reversed(list(host.engines())):
             try:
@@ -100,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cleanup_forked_children(host.state)
         if (tracer := sys.modules.get("areal.utils.perf_tracer")) is not None:
             tracer.save(force=True)
-    return 0
+    return code
 
 
 def _leave(_number: int, _frame: Any) -> None:
