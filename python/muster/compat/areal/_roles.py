@@ -162,7 +162,7 @@ def shares(
                 named.place(share, [device for devices in given for device in devices])
             else:
                 _reserve(share, per_node)
-    except (_errors.MusterError, _api.GPUAllocationError, ValueError) as error:
+    except (_errors.MusterError, _api.GPUAllocationError, TypeError, ValueError) as error:
         release(made)
         at = made[-1].indices[0]
         raise _api.WorkerCreationError(
