@@ -50,7 +50,7 @@ def _methods_of(cls: type) -> dict[str, int]:
     return {
         name: _options.returns(getattr(function, "__ray_method__", {}))
         for name, function in inspect.getmembers(cls, callable)
-        if not name.startswith("__") or name in ("__init__", "__call__")
+        if not name.startswith("__") or name == "__init__" or inspect.isfunction(function)
     }
 
 

@@ -124,7 +124,9 @@ def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayErr
         return TaskCancelledError(text)
     if isinstance(error, (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)):
         return WorkerCrashedError(text) if actor is None else ActorDiedError(actor, text)
-    if isinstance(error, (_errors.EncodingError, _errors.TooLargeError)):
+    if isinstance(
+        error, (_errors.EncodingError, _errors.TooLargeError, _errors.InvalidArgumentError)
+    ):
         return RayTaskError(error.method, text, error)
     if isinstance(error, _errors.StoreFullError):
         return ObjectStoreFullError(text)
