@@ -440,6 +440,10 @@ func (c *conn) askWith(ctx context.Context, verb string, req msgp.Marshaler, wit
 	case <-ctx.Done():
 		c.mu.Lock()
 		delete(c.requests, id)
+		if !c.away { // nothing is to come of it that nobody would have
+			c.cancelLocked(id, false)
+			c.wire.Flush()
+		}
 		c.mu.Unlock()
 		return context.Cause(ctx)
 	}

@@ -301,6 +301,27 @@ def test_the_end_of_a_server(tmp_path: Path, number: signal.Signals) -> None:
             process.wait()
 
 
+def test_a_server_that_an_engine_ends(tmp_path: Path) -> None:
+    """Its exit code is the engine's; another one cannot have its port meanwhile, and says so."""
+    port = free_port()
+    process = start(tmp_path, port)
+    peer = Peer(f"127.0.0.1:{port}", process.pid)
+    try:
+        assert eventually(lambda: healthy(peer), seconds=30)
+        second = subprocess.run(server(tmp_path, port), capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert f"cannot listen on 127.0.0.1, port {port}: " in second.stderr
+        assert "Traceback" not in second.stderr
+        peer.post("/create_engine", engine="areal_engines.Plain", engine_name="e/0")
+        with pytest.raises(OSError):
+            peer.call("leave", 7)
+        assert process.wait(20) == 7
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
 @pytest.fixture
 def adopted(tmp_path: Path) -> Iterator[tuple[MusterScheduler, subprocess.Popen[bytes]]]:
     """A scheduler among whose workers is a server that was started by hand."""

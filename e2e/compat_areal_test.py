@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import muster
 from areal_engines import Config
 from muster.compat.areal import (
     EngineCallError,
@@ -127,6 +128,10 @@ def test_jobs_that_cannot_be(scheduler: MusterScheduler) -> None:
     role(scheduler)
     with pytest.raises(WorkerCreationError, match="mismatch"):
         scheduler.create_workers(Job("b", 1, [], beside("actor", True)))
+    parts = Job("x", 2, [SchedulingSpec(gpu=1), SchedulingSpec(gpu=0.5)])  # type: ignore[arg-type]
+    with pytest.raises(WorkerCreationError, match=r"0\.5; it must be a whole number"):
+        scheduler.create_workers(parts)
+    assert muster.nodes()[0]["free"] == 4, "the first one's is given back"
 
 
 def test_environment(scheduler: MusterScheduler) -> None:

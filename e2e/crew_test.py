@@ -57,6 +57,16 @@ def test_functions_of_all_kinds(crew: Crew) -> None:
     assert muster.get(crew.run(sharers.square, crew.run(sharers.square, 2))) == 16
     with pytest.raises(ZeroDivisionError):
         muster.get(crew.run(sharers.broken))
+    assert muster.get(crew.run(max, 1, 2)) == 2  # whose signature nobody knows
+
+
+def test_arguments_that_do_not_fit(crew: Crew) -> None:
+    """As with methods, that is told at once, and nothing runs."""
+    with pytest.raises(TypeError, match=r"square\(\) cannot be called so: .*'minus'"):
+        crew.run(sharers.square, 1, minus=2)
+    with pytest.raises(muster.MusterError, match="missing a required argument: 'x'"):
+        crew.run(sharers.square)
+    assert tasks() == []
 
 
 def test_as_many_as_there_is_to_do(crew: Crew, gate: Any) -> None:

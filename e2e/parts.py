@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import muster
@@ -46,6 +47,16 @@ class Refusing:
 
     def __init__(self, why: str) -> None:
         raise ValueError(f"not made: {why}")
+
+
+class Endless:
+    """One that is never made."""
+
+    def __init__(self, note: Path) -> None:
+        part = note.with_suffix(".part")
+        part.write_text(str(os.getpid()))
+        part.rename(note)
+        threading.Event().wait()
 
 
 class Keeper:

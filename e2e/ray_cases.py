@@ -72,6 +72,8 @@ def an_actor_counts_in_order() -> None:
     refs = [counter.add.remote() for _ in range(20)]
     assert ray.get(refs) == list(range(12, 52, 2))
     assert ray.get(counter.add.remote(times=5)) == 60
+    assert ray.get(counter.__len__.remote()) == 7 and counter
+    raises(AttributeError, lambda: counter.__getitem__)
     ray.kill(counter)
 
 
@@ -84,6 +86,9 @@ def misuse_is_told_at_once() -> None:
     raises(AttributeError, lambda: counter.nothing)
     raises(TypeError, lambda: counter.add.remote(1, 2, 3))
     raises(TypeError, lambda: Counter.remote(1, 2, 3))
+    refused = raises(TypeError, lambda: double.remote(1, 2, 3))
+    assert not isinstance(refused, ray.exceptions.RayError)
+    raises(TypeError, lambda: double.remote(strange=1))
     raises(ValueError, lambda: Counter.options(colour="red"))
     raises(ValueError, lambda: Counter.options(num_gpus=-1))
     raises(ValueError, lambda: double.options(namespace="x"))
@@ -206,9 +211,13 @@ def several_values() -> None:
     counter = Counter.remote()
     one, two = counter.two.remote()
     assert ray.get([two, one]) == [2, 1]
-    a, b = total.options(num_returns=2).remote(1), None
-    raises(Exception, lambda: ray.get(a[0]))
-    assert ray.get(double.remote(two)) == 4 and b is None
+    for other in (
+        total.options(num_returns=2).remote(1),
+        counter.two.options(num_returns=3).remote(),
+    ):
+        raises(ray.exceptions.RayTaskError, partial(ray.get, other[0]))
+    raises(ValueError, lambda: ray.get(other[0]))
+    assert ray.get(double.remote(two)) == 4
     ray.kill(counter)
 
 

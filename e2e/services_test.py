@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 
 import muster
 import parts
-from muster import Batch, Cluster, ResourceManager, Service, WorkerConfig
+from muster import Batch, Cluster, ResourceManager, Service, WorkerConfig, _context
 from running import BINARY, cluster, eventually, output_of, pool, run, run_script, session
 
 
@@ -190,6 +191,40 @@ def test_constructor_fails() -> None:
     with pytest.raises(TypeError, match="stop"):
         muster.service(parts.Counter, "refusing", stop=1)
     assert muster.service(parts.Counter, "refusing").add() == 1
+
+
+@contextlib.contextmanager
+def interrupted(when: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C, as soon as something is so."""
+
+    def interrupt() -> None:
+        assert eventually(when)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        yield
+    thread.join()
+
+
+def test_a_start_that_is_interrupted(tmp_path: Path) -> None:
+    """Nothing comes of it, now or later: no process, no name, no devices."""
+    note = tmp_path / "made"
+    with interrupted(note.exists):
+        muster.service(parts.Endless, "one", note)
+    assert eventually(lambda: not os.path.exists(f"/proc/{note.read_text()}"))
+    assert muster.service(parts.Counter, "one").add() == 1
+    with pool(4, 2):  # all there are
+        asked = _context.connection()._pending
+        with interrupted(lambda: bool(asked)):
+            four = WorkerConfig(gpus=4)
+            muster.service(parts.Counter, "two", config=four, get_or_create=False)
+        assert eventually(lambda: muster.list_services() == ["one"] and not asked)
+        with interrupted(lambda: bool(asked)):
+            ResourceManager(4, 2, wait=True)
+    assert [node["free"] for node in muster.nodes()] == [4, 4]
+    assert muster.list_services() == ["one"]
 
 
 def test_errors_of_methods() -> None:

@@ -165,7 +165,7 @@ func (c *caller) respond(ctx context.Context, id uint64, verb string, body []byt
 	}
 }
 
-// serve answers one request; of those that may take long, one for a pool can be given up.
+// serve answers one request; of those that may take long, one for a pool or a cluster can be given up.
 func (c *caller) serve(ctx context.Context, id uint64, verb string, body []byte, given *setup) (marshaler, error) {
 	h := c.h
 	origin := c.origin(id)
@@ -197,7 +197,7 @@ func (c *caller) serve(ctx context.Context, id uint64, verb string, body []byte,
 		if err := parse(verb, &req, body); err != nil {
 			return nil, err
 		}
-		return orError(h.createCluster(c.ctx, c, origin, &req, given))
+		return orError(h.createCluster(ctx, c, origin, &req, given))
 	case "cluster.describe", "cluster.stop", "cluster.clear", "cluster.kill":
 		return c.serveCluster(verb, body)
 	case "plan":
@@ -348,8 +348,9 @@ func (c *caller) steer(f *wire.Frame, b *batch) error {
 	return nil
 }
 
-// giveUpLocked ends a request for a pool: nothing is reserved for it any more, and what
-// was, of which its asker has not heard, is free again.
+// giveUpLocked ends a request for a pool or a cluster: nothing is reserved for it any
+// more, and what was, of which its asker has not heard, is free again; what has been
+// started for it is stopped.
 func (c *caller) giveUpLocked(id uint64) {
 	if cancel := c.asked[id]; cancel != nil {
 		cancel()

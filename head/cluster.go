@@ -299,10 +299,11 @@ func (h *Head) awaitStart(ctx context.Context, cl *cluster) bool {
 
 // startTimeout words a start that took too long, with what the late ones do.
 func (h *Head) startTimeout(cl *cluster, timeout time.Duration, ctx context.Context) error {
-	h.tell(cl, "not ready in time", true)
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		h.tell(cl, "given up", true)
 		return spec.Errorf(spec.CodeCancelled, "cluster %s: its start was given up: %v", cl.Name, context.Cause(ctx))
 	}
+	h.tell(cl, "not ready in time", true)
 	h.mu.Lock()
 	var late []*worker
 	for _, w := range cl.workers {

@@ -221,6 +221,26 @@ func TestAPoolIsGivenUp(t *testing.T) {
 	}
 }
 
+// A start that is given up, while it waits for devices or for its process, leaves nothing.
+func TestAStartIsGivenUp(t *testing.T) {
+	r := newRig(t, setup{virtual: "1x2"})
+	held := r.pool(2, 1)
+	const id = 1 << 20
+	create := wire.ClusterCreate{Patience: 60, Spec: clusterSpec("svc", 0)}
+	create.Spec.Kind, create.Spec.GPUs = spec.KindService, 2
+	body, err := wire.AppendVerb(nil, "cluster.create", &create)
+	must(t, err)
+	send := func(kind wire.Kind, id uint64, body []byte) {
+		r.owner.conn.Send(wire.Header{Kind: kind, ID: id}, body, nil)
+	}
+	send(wire.KindRequest, id, body)
+	send(wire.KindCancel, id, []byte{0xc0})
+	must(t, r.owner.ask("pool.release", &wire.PoolRelease{Pool: held}, &wire.Empty{}))
+	if _, err := taker(r.owner, "svc", 2, wire.ClusterCreate{}); err != nil {
+		t.Error("a start that was given up holds its name or its devices:", err)
+	}
+}
+
 // The name of a cluster is free when all its processes have ended, and not before.
 func TestNameOfADeadCluster(t *testing.T) {
 	r := newRig(t, setup{})

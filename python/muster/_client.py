@@ -190,8 +190,17 @@ class Connection(Sender):
         timeout: float | None = None,
         buffers: Sequence[Any] = (),
     ) -> dict[str, Any]:
-        """Ask the head for something other than a call and wait for its response."""
-        return self.response(self.ask(verb, message, buffers), verb, timeout)
+        """Ask the head for something other than a call and wait for its response. Who is
+        interrupted there gets none of what it asked for: no pool, no cluster, no service."""
+        reply = self.ask(verb, message, buffers)
+        try:
+            return self.response(reply, verb, timeout)
+        except _errors.MusterError:
+            raise
+        except BaseException:
+            with suppress(_errors.MusterError):  # the session is over
+                self.cancel(reply._id)
+            raise
 
     def ask(self, verb: str, message: dict[str, Any], buffers: Sequence[Any] = ()) -> Ref:
         """Send a request; `response` waits for what comes back."""

@@ -41,6 +41,24 @@ def called(function: Callable[..., Any], keys: Sequence[str], values: Sequence[A
     return function(*values[:first], **dict(zip(keys, values[first:], strict=True)))
 
 
+def _check(
+    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse here what would be refused there."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some that are C's have none
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise _errors.ArgumentTypeError(
+            f"{name}() cannot be called so: {error}. Its signature is {name}{signature}",
+            code="type",
+            method=name,
+        ) from None
+
+
 async def _awaited(thing: Any) -> Any:
     return await thing
 
@@ -90,8 +108,9 @@ class Crew:
 
     def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ref:
         """Have a function run; a ref of what it returns."""
-        given = (_modules.located(function), tuple(kwargs), *args, *kwargs.values())
         name = getattr(function, "__name__", type(function).__name__)
+        _check(function, name, args, kwargs)
+        given = (_modules.located(function), tuple(kwargs), *args, *kwargs.values())
         return self._choose(name).start(given)
 
     def shutdown(self) -> None:

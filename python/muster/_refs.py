@@ -8,8 +8,8 @@ answer until somebody asks for the value; the connection that delivers them is
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from math import isnan
-from operator import itemgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +201,19 @@ class Ref:
 
 def parts_of(ref: Ref, count: int) -> list[Ref]:
     """A ref for each of the values that a call returns together, in the place of its own."""
-    found = [Ref(ref._connection, ref._id, finish=itemgetter(i)) for i in range(count)]
+
+    def at(index: int) -> Callable[[Any], Any]:
+        def taken(values: Any) -> Any:
+            told = f"{len(values)} values" if hasattr(values, "__len__") else f"{values!r:.60}"
+            if told != f"{count} values":
+                raise _errors.InvalidArgumentError(
+                    f"the call returned {told}, where {count} values are to come of it"
+                )
+            return next(islice(values, index, None))
+
+        return taken
+
+    found = [Ref(ref._connection, ref._id, finish=at(i)) for i in range(count)]
     for part in found:
         part.follow(ref)
     return found

@@ -423,11 +423,13 @@ def test_views_outlive_the_session_and_the_store(stores: Stores) -> None:
     number = publish(put(1))
     source = received(number)
     array = source.root()
+    unread = received(publish(put(2)))
     _objects.use(None)
     stores.ledger.retire()
-    with pytest.raises(_errors.ReleasedError, match="a session that muster"):
-        received_elsewhere = Stored(_objects.Right(stores.ledger, 5 << 48), 0, 8)
-        received_elsewhere.root()
+    elsewhere = Stored(_objects.Right(stores.ledger, 5 << 48), 0, 8)
+    for late in unread, elsewhere:
+        with pytest.raises(_errors.ReleasedError, match="a session that muster"):
+            late.root()
     store.drop(number)
     assert store.views() == 1, "the lease holds as long as somebody looks"
     assert np.array_equal(array, content(1))

@@ -209,7 +209,8 @@ def test_parts_of_what_a_call_returns(head: FakeHead, connection: Connection) ->
     for part in (*early, *parts_of(failing, 1)):
         with pytest.raises(muster.MusterError, match="broken"):
             muster.get(part, DEADLINE)
-    few = parts_of(start(connection), 2)
-    head.next_call().answer([1])
-    with pytest.raises(IndexError):
-        muster.get(few, DEADLINE)
+    for value, told in (([1], "1 values"), ((1, 2, 3), "3 values"), (None, "None")):
+        others = parts_of(start(connection), 2)
+        head.next_call().answer(value)
+        with pytest.raises(ValueError, match=f"returned {told}, where 2 values"):
+            muster.get(others[0], DEADLINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -132,8 +133,38 @@ def test_what_is_refused(state: guard.GuardState, path: str, body: object, match
     assert reply.status_code == 400 and match in reply.get_json()["error"]
 
 
+def asked(port: int, request: bytes) -> bytes:
+    """What a server says until it hangs up, or there is nothing more to answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as line:
+        line.sendall(request)
+        line.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: line.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("length", ["-5", "many", str(1 << 60)])
+def test_lengths_that_cannot_be(client: guard.Client, length: str) -> None:
+    port = guard.listen(client.app, "127.0.0.1", 0)
+    reply = asked(port, f"POST /set_env HTTP/1.1\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
+    assert reply.startswith(b"HTTP/1.1 400 ") and reply.count(b"HTTP/1.1") == 1
+    assert b"Invalid JSON" in reply
+
+
+def test_bodies_in_chunks(client: guard.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they come from who does not know the length before; the next request is read as well."""
+    monkeypatch.setenv("CHUNKED", "no")
+    port = guard.listen(client.app, "127.0.0.1", 0)
+    head = b"POST /set_env HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b'9;a=b\r\n{"env": {\r\n11\r\n"CHUNKED": "yes"}\r\n1\r\n}\r\n0\r\nLate: 1\r\n\r\n'
+    reply = asked(port, head + body + b"GET /health HTTP/1.1\r\n\r\n")
+    assert reply.count(b"HTTP/1.1 200 ") == 2 and b"healthy" in reply
+    assert os.environ["CHUNKED"] == "yes"
+    reply = asked(port, head + b"what\r\n" + b"GET /health HTTP/1.1\r\n\r\n")
+    assert reply.startswith(b"HTTP/1.1 400 ") and reply.count(b"HTTP/1.1") == 1
+
+
 def test_routes(client: guard.Client) -> None:
     assert client.post("/alloc_ports", data="{").status_code == 400
+    assert client.post("/set_env", data="[" * 100_000).status_code == 400
     assert client.get("/fork").status_code == 404
     assert client.post("/configure", json={}).get_json() == {"status": "ok"}
     assert client.post("/call", json={}).status_code == 404, "a guard has no engines"

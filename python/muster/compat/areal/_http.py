@@ -173,7 +173,7 @@ class App:
             raise Refusal(404, f"there is no {verb} {path} here")
         try:
             data = {} if verb == "GET" else json.loads(body or b"null")
-        except ValueError:
+        except (ValueError, RecursionError):
             data = None
         if data is not None and serve is None:
             serve, data = one, {"name": last, "value": data}
@@ -225,6 +225,26 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def _body(request: BaseHTTPRequestHandler) -> bytes:
+    """What a request has besides its headers."""
+    source, parts = request.rfile, []
+    if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        return source.read(_size(request.headers.get("Content-Length") or "0", 10))
+    while size := _size(source.readline(1000).partition(b";")[0].decode(), 16):
+        parts.append(source.read(size))
+        source.readline(1000)
+    while source.readline(1000).strip():
+        pass  # headers that come after it
+    return b"".join(parts)
+
+
+def _size(text: str, base: int) -> int:
+    size = int(text, base)
+    if size < 0:
+        raise ValueError(f"{text} is no length")
+    return size
+
+
 def listen(app: App, bind: str, port: int) -> int:
     """Serve an app by HTTP, requests side by side, on daemon threads; returns the port."""
 
@@ -232,7 +252,10 @@ def listen(app: App, bind: str, port: int) -> int:
         protocol_version = "HTTP/1.1"
 
         def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            try:
+                body = _body(self)
+            except (ValueError, MemoryError):  # and nobody knows where the next one begins
+                self.close_connection, body = True, b""
             status, data = app.answer(self.command, self.path.partition("?")[0], body)
             try:
                 self.send_response(status)

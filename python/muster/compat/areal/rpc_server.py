@@ -82,21 +82,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bind, port = said.pop("host"), said.pop("port")
     server = Server(said)
     signal.signal(signal.SIGTERM, _leave)
-    server.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
-    state = server.state
+    try:
+        server.serve(bind, port, _own_address() if bind in ("0.0.0.0", "::") else bind)
+    except (OSError, OverflowError) as error:
+        who = f"{said['role']}/{said['worker_index']}"
+        sys.stderr.write(f"{who} cannot listen on {bind}, port {port}: {error}\n")
+        return 1
+    state, code = server.state, 0
     try:
         server.warm()
         announce(state, state.node_addr)
         sys.stderr.write(f"{state.role}/{state.worker_index} serves on {state.node_addr}\n")
         server.run()
-    except (SystemExit, KeyboardInterrupt):
+    except KeyboardInterrupt:
         pass
+    except SystemExit as end:  # ours, or an engine's
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         _worker._here().end(None)
         cleanup_forked_children(state)
         if (tracer := sys.modules.get("areal.utils.perf_tracer")) is not None:
             tracer.save(force=True)
-    return 0
+    return code
 
 
 def _leave(_number: int, _frame: Any) -> None:

@@ -182,7 +182,7 @@ class MusterScheduler(_api.Scheduler):
                 specs, self.enable_tms_offload, self.startup_timeout
             ):
                 made.append(self._with_pool(role, spec, config))
-        except (_errors.MusterError, _api.GPUAllocationError, ValueError) as error:
+        except (_errors.MusterError, _api.GPUAllocationError, TypeError, ValueError) as error:
             self._release(role)
             raise _api.WorkerCreationError(
                 role, f"Resource allocation failed for worker {len(made)}", str(error)

@@ -45,7 +45,7 @@ def _methods_of(cls: type) -> dict[str, int]:
     return {
         name: getattr(function, "__ray_num_returns__", 1)
         for name, function in inspect.getmembers(cls, callable)
-        if not name.startswith("__") or name in ("__init__", "__call__")
+        if not name.startswith("__") or name == "__init__" or inspect.isfunction(function)
     }
 
 

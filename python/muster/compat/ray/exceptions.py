@@ -87,6 +87,8 @@ def translate(error: BaseException, actor: str | None = None) -> BaseException:
     """
     if not isinstance(error, _errors.MusterError) or _errors.is_joint(error):
         return error
+    if isinstance(error, _errors.ArgumentTypeError):
+        return error  # a plain TypeError, as there
     made = _as_rays(error, str(error), actor)
     return _errors.also(error, made, (translate, (error, actor)))
 
@@ -119,7 +121,9 @@ def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayErr
         return RayTaskError(error.method, text, cause)
     if isinstance(error, (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)):
         return WorkerCrashedError(text) if actor is None else ActorDiedError(actor, text)
-    if isinstance(error, (_errors.EncodingError, _errors.TooLargeError)):
+    if isinstance(
+        error, (_errors.EncodingError, _errors.TooLargeError, _errors.InvalidArgumentError)
+    ):
         return RayTaskError(error.method, text, error)
     kinds = (made for kind, made in _KINDS if isinstance(error, kind))
     return next(kinds, RaySystemError)(text)
