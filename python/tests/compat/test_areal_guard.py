@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.compat.areal import guard
+from muster.compat.areal import _http, guard
 from muster.compat.areal._blueprints import data_bp, engine_bp
 
 
@@ -143,7 +143,7 @@ def asked(port: int, request: bytes) -> bytes:
 
 @pytest.mark.parametrize("length", ["-5", "many", str(1 << 60)])
 def test_lengths_that_cannot_be(client: guard.Client, length: str) -> None:
-    port = guard.listen(client.app, "127.0.0.1", 0)
+    port = _http.listen(client.app, "127.0.0.1", 0)
     reply = asked(port, f"POST /set_env HTTP/1.1\r\nContent-Length: {length}\r\n\r\n{{}}".encode())
     assert reply.startswith(b"HTTP/1.1 400 ") and reply.count(b"HTTP/1.1") == 1
     assert b"Invalid JSON" in reply
@@ -152,7 +152,7 @@ def test_lengths_that_cannot_be(client: guard.Client, length: str) -> None:
 def test_bodies_in_chunks(client: guard.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they come from who does not know the length before; the next request is read as well."""
     monkeypatch.setenv("CHUNKED", "no")
-    port = guard.listen(client.app, "127.0.0.1", 0)
+    port = _http.listen(client.app, "127.0.0.1", 0)
     head = b"POST /set_env HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = b'9;a=b\r\n{"env": {\r\n11\r\n"CHUNKED": "yes"}\r\n1\r\n}\r\n0\r\nLate: 1\r\n\r\n'
     reply = asked(port, head + body + b"GET /health HTTP/1.1\r\n\r\n")
