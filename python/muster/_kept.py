@@ -49,6 +49,12 @@ class Kept:
             at += _aligned(part)
         return _values.decode(self._body, views)
 
+    def small(self, most: int) -> tuple[bytes, list[bytes]] | None:
+        """What it is made of, where that is no more than so many bytes and lies here."""
+        if self._batch is not None or len(self._body) + sum(map(len, self._parts)) > most:
+            return None
+        return self._body, list(self._parts)
+
     def passed(self) -> Any:
         """What is sent in its place: it arrives as the value."""
         return self.open() if self._batch is None else self

@@ -1,7 +1,7 @@
 """Refs beyond calls: values that are put, and refs that are sent inside values.
 
-A ref that is a part of a value, as in a list, is known to others from then on. What it
-stands for goes to a keeper, a service of the session, as soon as it is there, by the process
+A ref that is a part of a value, as in a list, is known to others from then on. A small value
+that was put goes with it. What others stand for goes to a keeper, a service of the session, as soon as it is there, by the process
 that made the call. Who got the ref takes it from the keeper when it asks, which has it until
 the session ends.
 """
@@ -35,6 +35,8 @@ _TAKERS = 1_000_000
 _LOOKS = 1.0
 #: Seconds after which a ref that nobody has told of is one that a keeper had who died.
 _UNTOLD = 60.0
+#: Bytes of a value that goes with its ref.
+_SMALL = 65536
 _GONE = (_errors.WorkerDiedError, _errors.NotFoundError)
 _NONE: Any = None  # the connection of a ref that waits for nothing
 
@@ -54,6 +56,20 @@ class Put(Ref):
 
     def _passed(self, whole: bool) -> Any:
         return self._kept.passed() if whole else self._kept.open()
+
+    def __reduce__(self) -> Any:
+        small = self._kept.small(_SMALL) if isinstance(self._kept, Kept) else None
+        return super().__reduce__() if small is None else (came, (ident_of(self), *small))
+
+
+def came(ident: str, body: bytes, parts: list[bytes]) -> Ref:
+    """A ref that came inside a value together with what it stands for: nobody else keeps it."""
+    with _Shared.lock:
+        found = _Shared.alive.get(ident)
+        if found is None:
+            found = _Shared.alive[ident] = Put(Kept(body, parts, None))
+            found._ident = ident
+    return found
 
 
 def put(value: Any) -> Ref:

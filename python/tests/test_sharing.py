@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import muster
 from muster import _rows, _sharing, _values, _wire
 from muster._kept import Closed, keep, shape_of
 from muster._refs import Ref
-from muster._sharing import Keeper
+from muster._sharing import Keeper, Put
 
 ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 1, None, 0, 0, 1)))
 
@@ -45,6 +46,25 @@ def test_one_that_cannot_be_told_is_not_sent(
             with pytest.raises(muster.MusterError, match="no room for a keeper"):
                 _values.encode([ref], [])
         assert ref not in _sharing._Shared.sent
+
+
+def test_a_small_value_goes_with_its_ref(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Any:
+        raise muster.ResourceError("no room for a keeper")
+
+    monkeypatch.setattr(_sharing, "_keeper", none)
+    given = {"a": [1], "b": np.arange(4)}
+    ref = Put(keep(given))
+    buffers: list[Any] = []
+    body = _values.encode([ref], buffers)
+    assert _values.decode(body, buffers) == [ref]
+    monkeypatch.setattr(_sharing._Shared, "alive", weakref.WeakValueDictionary())  # elsewhere
+    (found,) = _values.decode(body, buffers)
+    assert found is not ref and _sharing.ident_of(found) == _sharing.ident_of(ref)
+    assert found.done() and muster.get(found)["a"] == [1] and muster.get(found)["b"].sum() == 6
+    assert _values.decode(_values.encode([found], []), []) == [found]  # and on from there
+    with pytest.raises(muster.MusterError, match="no room for a keeper"):
+        _values.encode([Put(keep("x" * 100_000))], [])
 
 
 def test_what_a_keeper_was_never_told_is_lost(

@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import WorkerConfig, _modules, _pickling
 from . import _nodes, _state
+from .util import scheduling_strategies as strategies
 from .util.placement_group import PlacementGroup
-from .util.scheduling_strategies import (
-    NodeAffinitySchedulingStrategy as NodeAffinity,
-)
-from .util.scheduling_strategies import (
-    PlacementGroupSchedulingStrategy as InGroup,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +36,8 @@ _CONSTRUCTING = 3600.0
 _GRACE = 1.0
 
 _NUMBER = (int, float)
+_IN_GROUP = strategies.PlacementGroupSchedulingStrategy
+_ON_NODE = strategies.NodeAffinitySchedulingStrategy
 #: What options are checked for: of which types they are, what holds of them, and both in words.
 _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "num_cpus": (_NUMBER, lambda n: n >= 0, "a number, 0 or more"),
@@ -61,7 +58,7 @@ _RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
         "a dict, without CPU and GPU: num_cpus and num_gpus are for those",
     ),
     "scheduling_strategy": (
-        (str, InGroup, NodeAffinity),
+        (str, _IN_GROUP, _ON_NODE),
         lambda how: not isinstance(how, str) or how in ("DEFAULT", "SPREAD"),
         "'DEFAULT', 'SPREAD', a PlacementGroup- or NodeAffinitySchedulingStrategy",
     ),
@@ -122,7 +119,7 @@ def place(options: Mapping[str, Any]) -> dict[str, Any]:
     strategy = options.get("scheduling_strategy")
     group = options.get("placement_group")
     index = options.get("placement_group_bundle_index", -1)
-    if isinstance(strategy, InGroup):
+    if isinstance(strategy, _IN_GROUP):
         group, index = strategy.placement_group, strategy.placement_group_bundle_index
     if group in (None, "default"):
         return {"node": _node(strategy), "gpus": gpus}
@@ -144,7 +141,7 @@ def _node(strategy: Any) -> str | None:
     """The node that a strategy asks for, by its name."""
     if strategy == "SPREAD":
         return _nodes.in_turn()
-    if not isinstance(strategy, NodeAffinity):
+    if not isinstance(strategy, _ON_NODE):
         return None
     name = _nodes.name_of(strategy.node_id)
     if name is None and not strategy.soft:
