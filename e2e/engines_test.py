@@ -81,6 +81,8 @@ def test_errors(worker: WorkerHandle) -> None:
         worker.create_engine("parts.Model", "muster", 2)
     with pytest.raises(muster.WorkerImportError, match="did you mean 'Model'"):
         worker.create_engine("parts.Mode", "x")
+    with pytest.raises(muster.WorkerImportError, match="'Model' is no path of a class"):
+        worker.create_engine("Model", "x")
     with pytest.raises(muster.WorkerImportError, match="there is no module 'nowhere'"):
         worker.create_engine("nowhere.Thing", "x")
     with pytest.raises(ValueError, match="not made: no"):

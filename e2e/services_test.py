@@ -244,6 +244,8 @@ def test_errors_of_methods() -> None:
 def test_bad_requests() -> None:
     with pytest.raises(ValueError, match="a name has 1 to 100"):
         muster.service(parts.Counter, "with/slash")
+    with pytest.raises(ValueError, match="a service needs a name"):
+        muster.service(parts.Counter, "")
     with pytest.raises(TypeError, match="a class, or a path"):
         muster.service(parts.Counter(), "object")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name is text"):
@@ -272,7 +274,7 @@ def test_killed() -> None:
     fresh = muster.service(parts.Counter, "mortal", 10)
     assert fresh != svc
     assert fresh.add() == 11
-    with pytest.raises(muster.NotFoundError, match="service mortal is no more"):
+    with pytest.raises(muster.NotFoundError, match=r"service mortal is no more: .* had died"):
         svc.add()
     os.kill(fresh.pid, signal.SIGKILL)
     assert eventually(lambda: muster.list_services() == [])
@@ -280,8 +282,8 @@ def test_killed() -> None:
 
 
 @pytest.mark.chaos
-def test_restarted() -> None:
-    """With on_failure it is made again as it was, under its name."""
+def test_restarted(capfd: pytest.CaptureFixture[str]) -> None:
+    """With on_failure it is made again as it was, under its name, and is told of as what it is."""
     svc = muster.service(
         parts.Counter, "phoenix", 5, config=WorkerConfig(on_failure="restart_worker")
     )
@@ -289,6 +291,8 @@ def test_restarted() -> None:
     os.kill(svc.pid, signal.SIGKILL)
     assert eventually(lambda: _added(svc) == 6)
     assert muster.get_service("phoenix") == svc
+    told = capfd.readouterr().err
+    assert "[service phoenix] rank 0 died" in told and "cluster phoenix" not in told
 
 
 def _added(svc: Service) -> int:

@@ -181,7 +181,7 @@ func (h *Head) resolveLocked(c *caller, r *route) (*pending, *spec.Error) {
 		if cl != nil {
 			title = cl.title()
 		}
-		return nil, spec.Errorf(spec.CodeNotFound, "%s is no more: it was shut down, or its controller ended", cmp.Or(title, spec.KindCluster))
+		return nil, spec.Errorf(spec.CodeNotFound, "%s is no more: it was shut down, or its controller ended, or it had died and its name was given anew", cmp.Or(title, spec.KindCluster))
 	}
 	m := cl.methods[string(r.method)]
 	if m == nil && cl.desc.Engines {

@@ -196,7 +196,7 @@ func (h *Head) createdBefore(ctx context.Context, origin uint64) (*wire.ClusterI
 		select {
 		case <-found.ended:
 		case <-ctx.Done():
-			return nil, spec.Errorf(spec.CodeCancelled, "cluster %s: its start was given up: %v", found.Name, context.Cause(ctx))
+			return nil, spec.Errorf(spec.CodeCancelled, "%s: its start was given up: %v", found.title(), context.Cause(ctx))
 		}
 	}
 }
@@ -301,7 +301,7 @@ func (h *Head) awaitStart(ctx context.Context, cl *cluster) bool {
 func (h *Head) startTimeout(cl *cluster, timeout time.Duration, ctx context.Context) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 		h.tell(cl, "given up", true)
-		return spec.Errorf(spec.CodeCancelled, "cluster %s: its start was given up: %v", cl.Name, context.Cause(ctx))
+		return spec.Errorf(spec.CodeCancelled, "%s: its start was given up: %v", cl.title(), context.Cause(ctx))
 	}
 	h.tell(cl, "not ready in time", true)
 	h.mu.Lock()
@@ -313,7 +313,7 @@ func (h *Head) startTimeout(cl *cluster, timeout time.Duration, ctx context.Cont
 	}
 	h.mu.Unlock()
 	stacks := h.stacksOf(late)
-	e := spec.Errorf(spec.CodeTimeout, "cluster %s: %d of %d workers were not ready after %v (startup_timeout)", cl.Name, len(late), len(cl.workers), timeout)
+	e := spec.Errorf(spec.CodeTimeout, "%s: %d of %d workers were not ready after %v (startup_timeout)", cl.title(), len(late), len(cl.workers), timeout)
 	e.Cluster = cl.Name
 	e.TellStacks(stacks, nil)
 	return e
@@ -324,7 +324,7 @@ func (h *Head) holdMaster(ctx context.Context, cl *cluster) error {
 	first := cl.workers[0].node
 	var ports wire.Ports
 	if err := first.ask(ctx, "hold_ports", &wire.HoldPorts{Cluster: cl.Number, Count: 1}, &ports); err != nil {
-		return fmt.Errorf("cluster %s: no port could be held on %s: %w", cl.Name, first.name, err)
+		return fmt.Errorf("%s: no port could be held on %s: %w", cl.title(), first.name, err)
 	}
 	if len(ports.Ports) != 1 {
 		return spec.Errorf(spec.CodeProtocol, "the agent of %s held %d ports instead of 1", first.name, len(ports.Ports))
@@ -521,7 +521,7 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 		h.announceLocked()
 	}
 	if err := ctx.Err(); err != nil {
-		return spec.Errorf(spec.CodeTimeout, "cluster %s: not all of it was gone in time: %v", cl.Name, err)
+		return spec.Errorf(spec.CodeTimeout, "%s: not all of it was gone in time: %v", cl.title(), err)
 	}
 	return nil
 }

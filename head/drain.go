@@ -35,7 +35,7 @@ func (h *Head) drain(ctx context.Context, cl *cluster, seconds float64) {
 		total = max(total, left)
 		gone := h.clusters[cl.Number] != cl || cl.stopping || h.isOver
 		if over := left == 0 || gone; tell || over && total > 0 {
-			h.progressLocked(wire.Progress{Subject: "cluster " + cl.Name, Doing: "waiting for its last calls", Done: total - left, Total: total, Final: over})
+			h.progressLocked(wire.Progress{Subject: cl.title(), Doing: "waiting for its last calls", Done: total - left, Total: total, Final: over})
 		}
 		h.mu.Unlock()
 		if left == 0 || gone {

@@ -173,7 +173,7 @@ func (h *Head) giveUpLocked(r *restart, last *spec.Error, count int, b *batch) {
 	h.deviceFreeLocked(r.cl)
 	h.noteClusterLocked(r.cl)
 	h.sayLocked(r.cl, fmt.Sprintf("restarting %s failed, %s: %s", ranksText(r.ranks), r.cl.used(count), firstLine(last.Message)))
-	h.progressLocked(wire.Progress{Subject: "cluster " + r.cl.Name, Doing: ranksText(r.ranks) + " could not be restarted", Final: true})
+	h.progressLocked(wire.Progress{Subject: r.cl.title(), Doing: ranksText(r.ranks) + " could not be restarted", Final: true})
 }
 
 // attempt gives each rank a new process, has it initialize again, and puts it in
@@ -277,7 +277,7 @@ func (h *Head) startAgain(r *restart) (*try, *spec.Error) {
 	}
 	cl.workers, r.old = workers, t.workers
 	h.noteClusterLocked(cl)
-	h.progressLocked(wire.Progress{Subject: "cluster " + cl.Name, Doing: "restarting " + ranksText(r.ranks), Total: len(r.ranks)})
+	h.progressLocked(wire.Progress{Subject: cl.title(), Doing: "restarting " + ranksText(r.ranks), Total: len(r.ranks)})
 	return t, nil
 }
 
@@ -327,7 +327,7 @@ func (h *Head) replace(r *restart, t *try) *spec.Error {
 	h.noteClusterLocked(cl)
 	h.ordersLocked(h.table.Replace(fresh), &b)
 	h.tellStoresLocked(&b)
-	h.progressLocked(wire.Progress{Subject: "cluster " + cl.Name, Doing: ranksText(r.ranks) + " restarted", Done: len(r.ranks), Total: len(r.ranks), Final: true})
+	h.progressLocked(wire.Progress{Subject: cl.title(), Doing: ranksText(r.ranks) + " restarted", Done: len(r.ranks), Total: len(r.ranks), Final: true})
 	return nil
 }
 
@@ -389,7 +389,7 @@ func (h *Head) endRestarts(cl *cluster) {
 
 // sayLocked tells what happened to a cluster, on a line of its own.
 func (h *Head) sayLocked(cl *cluster, text string) {
-	line := wire.Log{Lines: []wire.LogLine{{Worker: "cluster " + cl.Name, Text: text}}}
+	line := wire.Log{Lines: []wire.LogLine{{Worker: cl.title(), Text: text}}}
 	if body, err := wire.AppendVerb(nil, "log", &line); err == nil {
 		h.events.noticeLocked(body)
 	}

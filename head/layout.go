@@ -23,7 +23,7 @@ func (cl *cluster) adoptLocked(reports map[int]spec.RankInfo) *spec.Error {
 	if err := spec.CheckLayout(ranks); err != nil {
 		e := *spec.AsError(err)
 		e.Code, e.Cluster = spec.CodeLayout, cl.Name
-		e.Message = "cluster " + cl.Name + ": " + e.Message
+		e.Message = cl.title() + ": " + e.Message
 		return &e
 	}
 	cl.ranks, cl.reports = ranks, nil

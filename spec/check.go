@@ -55,7 +55,7 @@ func (c *Cluster) Check() error {
 func (c *Cluster) checkName() *Error {
 	const allowed = "a name has 1 to 100 of the characters a-z A-Z 0-9 _ - . and starts with a letter, a digit or _"
 	if c.Name == "" {
-		return Errorf(CodeInvalid, "a cluster needs a name; %s", allowed)
+		return Errorf(CodeInvalid, "a %s needs a name; %s", cmp.Or(c.Kind, KindCluster), allowed)
 	}
 	if len(c.Name) > maxName {
 		return Errorf(CodeInvalid, "the name has %d characters; %s", len(c.Name), allowed)

@@ -37,9 +37,7 @@ def find(where: Mapping[str, Any], main: mainmodule.MainModule) -> type:
     found = _walk(holder, module, name, path)
     found = getattr(found, "__muster_class__", found)  # a class that was wrapped in something
     if not isinstance(found, type):
-        raise Refusal(
-            "import", f"{path} is {_a_kind(found)}, not a class; worker_cls names a worker class"
-        )
+        raise Refusal("import", f"{path} is {_a_kind(found)}, not a class")
     return found
 
 
@@ -99,7 +97,7 @@ def _split(path: str) -> tuple[str, str]:
             continue
     if len(parts) == 1:
         raise Refusal(
-            "import", f"worker_cls is {path!r}; a path names module and class: 'pkg.module.Class'"
+            "import", f"{path!r} is no path of a class: that has its module, as 'pkg.module.Class'"
         )
     return ".".join(parts[:-1]), parts[-1]
 
