@@ -321,6 +321,30 @@ def test_handles_travel() -> None:
     assert keeper.call("call", 0, "add") == 3
 
 
+def test_handles_of_an_earlier_session(tmp_path: Path) -> None:
+    """They reach nobody, though another has the number."""
+    script = """
+import pickle
+class Mine: pass
+class Other:
+    def add(self): return 1
+if __name__ == "__main__":
+    muster.init(virtual="1x1")
+    old = pickle.dumps(muster.service(Mine, "mine"))
+    muster.shutdown()
+    muster.init(virtual="1x1")
+    other, stale = muster.service(Other, "other"), pickle.loads(old)
+    try:
+        stale.call("add")
+    except muster.NotFoundError as error:
+        print(str(error)[:20])
+    stale.shutdown()
+    print(other.add())
+"""
+    done = run_script(tmp_path, script)
+    assert output_of(done).splitlines() == ["cluster mine is no m", "1"]
+
+
 @pytest.mark.parametrize(
     ("kind", "concurrency"), [(parts.Scheduler, 16), (parts.AsyncScheduler, None)]
 )

@@ -254,6 +254,9 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 	if ref.Number == 0 {
 		cl = h.names[ref.Name]
 	}
+	if cl != nil && ref.Name != "" && cl.Name != ref.Name {
+		cl = nil // who asks means one of an earlier session, which had this number
+	}
 	if cl != nil && ref.Kind != "" && (cl.spec.Kind != ref.Kind || cl.service() && !cl.livesLocked()) {
 		cl = nil
 	}

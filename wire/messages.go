@@ -138,7 +138,8 @@ type ClusterCreate struct {
 	Others []int `msg:"others,omitempty"`
 }
 
-// ClusterRef names a cluster by number or, where that is 0, by name (verbs
+// ClusterRef names a cluster by number or, where that is 0, by name; with both, one that
+// has both: a number alone may be another session's (verbs
 // cluster.describe, cluster.stop, cluster.clear, cluster.kill).
 type ClusterRef struct {
 	Number uint32 `msg:"number"`

@@ -147,7 +147,7 @@ class Cluster:
     def _describe(self) -> dict[str, Any]:
         """Ask the head how the cluster is now."""
         connection = self._calls.connection if self._calls else _context.connection()
-        wanted = {"number": self._number, "name": "" if self._number else self._name}
+        wanted = {"number": self._number, "name": self._name}
         return connection.request("cluster.describe", wanted)
 
     # --- calls -----------------------------------------------------------
@@ -330,9 +330,10 @@ class Cluster:
         if not connection.alive():
             return
         if session is not None and session.connection is connection:
-            session.stop_cluster(self._number, patience)
+            session.stop_cluster(self._number, patience, self._name)
         else:
-            connection.request("cluster.stop", _context.stopping(self._number, patience))
+            asked = _context.stopping(self._number, patience, self._name)
+            connection.request("cluster.stop", asked)
 
     def __enter__(self) -> Cluster:
         return self

@@ -82,13 +82,13 @@ class Session:
         elif self.settings["log_to_stderr"]:
             write(line + "\n")
 
-    def stop_cluster(self, number: int, drain: float = 0.0) -> None:
+    def stop_cluster(self, number: int, drain: float = 0.0, name: str = "") -> None:
         """Stop a cluster; its processes are gone and its output is written on return.
 
         What it was asked before has up to ``drain`` seconds to be answered.
         """
         dials = 0 if self.events is None else self.events.dials
-        stopped = self.connection.request("cluster.stop", stopping(number, drain))
+        stopped = self.connection.request("cluster.stop", stopping(number, drain, name))
         self.clusters.discard(number)
         if self.events is not None:
             self.events.wait_for(stopped.get("mark", 0), _DRAIN_PATIENCE, dials)
@@ -111,9 +111,9 @@ class Session:
             self.events.join(_DRAIN_PATIENCE if self.embedded is not None else 0.2)
 
 
-def stopping(number: int, drain: float) -> dict[str, Any]:
-    """The request that stops a cluster."""
-    asked: dict[str, Any] = {"number": number, "name": ""}
+def stopping(number: int, drain: float, name: str = "") -> dict[str, Any]:
+    """The request that stops a cluster; with its name, no other that has its number."""
+    asked: dict[str, Any] = {"number": number, "name": name}
     return {**asked, "drain": drain} if drain > 0 else asked
 
 

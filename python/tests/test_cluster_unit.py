@@ -308,7 +308,7 @@ def test_clusters_and_handles_are_pickled_by_name(head: FakeHead, actor: Cluster
     assert len(head.requests) == asked, "nobody is asked before it is used"
     assert copy.execute_rank_zero_sync("plain", "x") == "x"
     assert handle == actor.workers[1]
-    assert head.requests[-1] == ("cluster.describe", {"number": 7, "name": ""})
+    assert head.requests[-1] == ("cluster.describe", {"number": 7, "name": "actor"})
 
 
 def test_get_cluster(head: FakeHead) -> None:
@@ -321,7 +321,7 @@ def test_get_cluster(head: FakeHead) -> None:
 def test_shutdown_stops_it(head: FakeHead, actor: Cluster) -> None:
     with actor:
         pass
-    assert head.requests[-1] == ("cluster.stop", {"number": 7, "name": ""})
+    assert head.requests[-1] == ("cluster.stop", {"number": 7, "name": "actor"})
 
 
 def test_pools(head: FakeHead) -> None:

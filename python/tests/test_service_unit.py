@@ -150,7 +150,7 @@ def test_a_handle(head: FakeHead) -> None:
     with pytest.raises(AttributeError, match="no public method 'ad'"):
         svc.ad(1)
     svc.shutdown()
-    assert sent(head, "cluster.stop") == [{"number": 7, "name": ""}]
+    assert sent(head, "cluster.stop") == [{"number": 7, "name": "svc"}]
 
 
 def test_engine_calls_are_calls_of_a_method_with_a_slash(head: FakeHead) -> None:
