@@ -46,6 +46,7 @@ class Method(BoundMethod):
         if self._functions is not None:  # a mode of the user's own: both run here
             dispatch, collect = self._functions
             args, kwargs = dispatch(cluster, *args, **kwargs)
+            made: Any
             if method.cut:
                 made = cluster._each(method, args, kwargs, limit)
             else:  # RANK_ZERO: it gets all that was made, and its result alone is there
