@@ -190,10 +190,7 @@ func (c *Call) before() []*Call {
 	cl := c.Cluster
 	var calls []*Call
 	if c.State == Held || c.State == Sending {
-		at := slices.Index(cl.held, c)
-		if at < 0 {
-			at = len(cl.held) // it comes just now
-		}
+		at, _ := cl.place(c)                   // the last, where it comes just now
 		after := make([]bool, len(cl.Workers)) // by rank: c, or one that it comes after, is for it
 		for last := c; ; last = calls[len(calls)-1] {
 			last.mark(after)
