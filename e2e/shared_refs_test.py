@@ -119,8 +119,8 @@ def test_one_whose_answer_its_maker_cannot_use(takers: Cluster, slow: Service) -
     muster.wait(early, 2)
     told = [takers.workers[1].died_of.remote([ref]) for ref in (early[1], late[1])]
     slow.let()
-    assert muster.get(told) == ["IndexError False", "TypeError False"]
-    with pytest.raises(IndexError):
+    assert muster.get(told) == ["InvalidArgumentError False"] * 2
+    with pytest.raises(muster.InvalidArgumentError, match="returned 1 values, where 2"):
         muster.get(early[1])
 
 
