@@ -179,6 +179,37 @@ def test_the_head_is_killed_meanwhile(tmp_path: Path) -> None:
     assert output_of(done).splitlines()[-1] == "[15, 15] 13 24"
 
 
+EARLIER = """
+import pickle
+import numpy as np
+import muster, sharers
+
+if __name__ == "__main__":
+    told = b""
+    for session in range(2):
+        muster.init(virtual="1x1")
+        slow = muster.service(sharers.Slow, "slow", 10)
+        if not told:
+            told = pickle.dumps([muster.put(3), muster.put(np.zeros(1 << 18)), slow.add.remote(1)])
+            muster.shutdown()
+    small, *others = pickle.loads(told)
+    print(muster.get(small))
+    for ref in others:
+        for use in (muster.get, slow.awaited, lambda ref, **how: slow.awaited([ref], **how)):
+            try:
+                print("got", use(ref, timeout=30))
+            except muster.ReleasedError as error:
+                print(str(error).split("this ")[1].split(",")[0])
+"""
+
+
+def test_one_of_an_earlier_session(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(EARLIER)
+    done = run(sys.executable, tmp_path / "script.py", PYTHONPATH=f"{PACKAGE}:{HERE}")
+    over = ["ref was made in a session that is over"] * 6
+    assert output_of(done).splitlines() == ["3", *over]
+
+
 def test_what_is_put_is_what_it_was(takers: Cluster) -> None:
     array = np.arange(1 << 18, dtype=np.float64)
     small, text = np.ones(3), "text"
