@@ -363,6 +363,14 @@ func (c *caller) giveUpLocked(id uint64) {
 	if p := c.h.madeLocked(c.origin(id)); p != nil {
 		c.h.giveBackLocked(p)
 	}
+	// Of a service others may have heard.
+	if cl := c.h.startedLocked(c.origin(id)); cl != nil && cl.up && !cl.service() {
+		c.h.serving.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), cl.grace()+c.h.opts.StopWait)
+			defer cancel()
+			_ = c.h.stopCluster(ctx, cl, "its start was given up")
+		})
+	}
 }
 
 // origin names a request of its in all that comes of it.
