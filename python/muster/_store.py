@@ -54,15 +54,16 @@ class Stores:
     def at(self, node: int) -> Store:
         """The store of a node. A second connection is made for code that interrupts a request,
         as a signal handler does, and in the place of one that is lost."""
-        for store in self.known.get(node, ()):
-            if store.free_for_use():
-                return store
-        with self._lock:
+        if not self._over:
             for store in self.known.get(node, ()):
                 if store.free_for_use():
                     return store
-            if self._over:
+        with self._lock:
+            if self._over:  # one may be left, for what is looked at: its agent has ended
                 raise _ended()
+            for store in self.known.get(node, ()):
+                if store.free_for_use():
+                    return store
             number = self._node if node == _FAR else node
             store = Store(self._path(number), f"node {number}", self._token, self._holder)
             self.known.setdefault(node, []).append(store)
