@@ -437,8 +437,8 @@ def _install_hooks() -> None:
 def _install_fork_hook() -> None:
     if not _process.hooks_installed:
         _process.hooks_installed = True
-        share = _objects.share
-        os.register_at_fork(before=share, after_in_parent=share, after_in_child=_after_fork)
+        before, after = _objects.before_fork, _objects.after_fork
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=_after_fork)
 
 
 def _after_fork() -> None:
