@@ -241,13 +241,13 @@ func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 		return t.ops
 	}
 	switch c.State {
-	case Held:
+	case Held, Sending:
 		t.unhold(c)
 	case Running:
 		for i := range c.Legs {
 			c.Legs[i].Worker.removeOut(c)
 		}
-	case Sending, Expiring, Cancelling, Answered:
+	case Expiring, Cancelling, Answered:
 	}
 	t.refuse(c, err)
 	t.release(c.Cluster)
