@@ -93,15 +93,22 @@ func (t *Table) unsend(c *Call, leg int) {
 	}
 	if !c.bare {
 		c.bare = true
+		c.Cluster.recheck()
 		t.op(Again, c, leg, nil)
 	}
 }
 
 // hold puts a call back into its cluster's queue, at its place.
 func (t *Table) hold(c *Call) {
-	held := c.Cluster.held
-	at, _ := slices.BinarySearchFunc(held, c.ID, func(h *Call, id ID) int { return cmp.Compare(h.ID, id) })
-	c.Cluster.held = slices.Insert(slices.Clone(held), at, c)
+	cl := c.Cluster
+	at, _ := cl.place(c)
+	cl.held = slices.Insert(slices.Clone(cl.held), at, c)
+	cl.recheck()
+}
+
+// place is where c is in the queue, or belongs.
+func (cl *Cluster) place(c *Call) (at int, found bool) {
+	return slices.BinarySearchFunc(cl.held, c.ID, func(h *Call, id ID) int { return cmp.Compare(h.ID, id) })
 }
 
 // Bare says that c waits for its arguments to come again.

@@ -190,6 +190,7 @@ func (t *Table) depReady(d, dep *Call, err *spec.Error) {
 	for i, n := range d.needs {
 		if n == dep {
 			d.needs = append(d.needs[:i], d.needs[i+1:]...)
+			d.Cluster.recheck()
 			break
 		}
 	}
@@ -209,11 +210,19 @@ func (t *Table) depReady(d, dep *Call, err *spec.Error) {
 }
 
 func (t *Table) unhold(c *Call) {
-	for i, h := range c.Cluster.held {
-		if h == c {
-			c.Cluster.held = append(c.Cluster.held[:i:i], c.Cluster.held[i+1:]...)
-			return
-		}
+	cl := c.Cluster
+	at, found := cl.place(c)
+	switch {
+	case !found:
+		return
+	case at == 0: // most are: those behind it stay where they are
+		cl.held[0] = nil
+		cl.held = cl.held[1:]
+	default:
+		cl.held = slices.Delete(cl.held, at, at+1)
+	}
+	if at < cl.stuck {
+		cl.recheck()
 	}
 }
 
@@ -506,13 +515,19 @@ func (c *Call) heldBy() string {
 	case c.Cluster.away() != nil:
 		w := c.Cluster.away()
 		return "the connection to " + w.Name + " on " + w.Node + " was lost and is not back"
-	case len(c.Cluster.held) > 0 && c.Cluster.held[0].stays:
-		return "the deadline of " + c.Cluster.held[0].Title() + ", which comes before it, has passed, or it was cancelled, and it is not answered yet"
 	case c.preparing && !c.prepared:
 		return "its arguments are being cut"
-	case len(c.Cluster.held) > 0 && c.Cluster.held[0].preparing && !c.Cluster.held[0].prepared:
-		return "the arguments of " + c.Cluster.held[0].Title() + ", which comes before it, are being cut"
-	case c.Cluster.full > 0:
+	}
+	at, _ := c.Cluster.place(c)
+	for _, o := range c.Cluster.held[:at] {
+		switch {
+		case o.stays:
+			return "the deadline of " + o.Title() + ", which comes before it, has passed, or it was cancelled, and it is not answered yet"
+		case o.preparing && !o.prepared:
+			return "the arguments of " + o.Title() + ", which comes before it, are being cut"
+		}
+	}
+	if c.Cluster.full > 0 {
 		return fmt.Sprintf("a worker has %d calls queued already", c.Cluster.maxOut())
 	}
 	return "the calls before it wait for results of others"

@@ -184,36 +184,45 @@ func (t *Table) Prepared(c *Call) []Op {
 
 // first is the first call in the queue that does not wait for a future. It may pass
 // those that do where it is for other ranks than they, and than those that wait behind
-// them: so every rank sees the one order, and none waits for what is another's.
+// them: so every rank sees the one order, and none waits for what is another's. What was
+// looked at is not looked at again until something of it changes (recheck): there may be
+// many thousands.
 func (cl *Cluster) first() *Call {
-	var behind []bool // by rank: a call in front is for it
-	for _, c := range cl.held {
+	if cl.stuck == 0 {
+		if cl.behind == nil {
+			cl.behind = make([]bool, len(cl.Workers))
+		}
+		clear(cl.behind)
+		cl.free = len(cl.behind)
+	}
+	for ; cl.stuck < len(cl.held) && cl.free > 0; cl.stuck++ {
+		c := cl.held[cl.stuck]
 		if c.stays || c.bare {
 			return nil
 		}
 		waits := len(c.needs) > 0 && c.Paired == nil
-		if !waits && !c.anyOf(behind) {
+		if !waits && (cl.stuck == 0 || !c.anyOf(cl.behind)) {
 			return c
 		}
 		if c.Ranks == nil {
 			return nil
 		}
-		if behind == nil {
-			behind = make([]bool, len(cl.Workers))
-		}
 		for _, r := range c.Ranks {
-			behind[r] = true
+			if !cl.behind[r] {
+				cl.behind[r] = true
+				cl.free--
+			}
 		}
 	}
 	return nil
 }
 
-// anyOf says that c is for one of these ranks at least.
+// recheck says that something has changed with a call in the queue.
+func (cl *Cluster) recheck() { cl.stuck = 0 }
+
+// anyOf says that c is for one of these ranks at least, of which there is one.
 func (c *Call) anyOf(ranks []bool) bool {
-	if ranks == nil || c.Ranks == nil {
-		return ranks != nil
-	}
-	return slices.ContainsFunc(c.Ranks, func(r int) bool { return ranks[r] })
+	return c.Ranks == nil || slices.ContainsFunc(c.Ranks, func(r int) bool { return ranks[r] })
 }
 
 // Refuse ends a call that could not be sent after all (its arguments cannot be
@@ -232,13 +241,13 @@ func (t *Table) Refuse(c *Call, err *spec.Error) []Op {
 		return t.ops
 	}
 	switch c.State {
-	case Held:
+	case Held, Sending:
 		t.unhold(c)
 	case Running:
 		for i := range c.Legs {
 			c.Legs[i].Worker.removeOut(c)
 		}
-	case Sending, Expiring, Cancelling, Answered:
+	case Expiring, Cancelling, Answered:
 	}
 	t.refuse(c, err)
 	t.release(c.Cluster)

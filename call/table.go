@@ -79,6 +79,9 @@ type Cluster struct {
 	Workers []*Worker
 	Most    int     // calls that a worker runs at once, if it was said
 	held    []*Call // not sent yet, in order
+	stuck   int     // how many of these, from the front, are known to stay: see first
+	behind  []bool  // by rank: one of them is for it
+	free    int     // how many ranks none is for
 	full    int     // workers with as many legs as they may have, and those that are Dying
 	down    int     // workers whose place another process is to take
 	gone    *spec.Error

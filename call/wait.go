@@ -183,30 +183,25 @@ func (c *Call) lacks() bool {
 	return false
 }
 
-// behind says that c cannot pass o, which is in front of it: they have a rank in common,
-// or o does not wait for a future alone.
-func (c *Call) behind(o *Call) bool {
-	if c.Ranks == nil || o.Ranks == nil || o.stays || o.bare || o.Paired != nil {
-		return true
-	}
-	return slices.ContainsFunc(c.Ranks, func(r int) bool { return slices.Contains(o.Ranks, r) })
-}
-
 // before are the calls that go out before c: those in front of it in the queue of
-// its cluster that it cannot pass, and those that are sent again to ranks that are down.
+// its cluster that it cannot pass, or that one of these cannot; and those that are sent
+// again to ranks that are down.
 func (c *Call) before() []*Call {
 	cl := c.Cluster
 	var calls []*Call
 	if c.State == Held || c.State == Sending {
-		at := slices.Index(cl.held, c)
-		if at < 0 {
-			at = len(cl.held) // it comes just now
-		}
-		for _, o := range cl.held[:at] {
-			if c.behind(o) {
-				calls = append(calls, o)
+		at, _ := cl.place(c)                   // the last, where it comes just now
+		after := make([]bool, len(cl.Workers)) // by rank: c, or one that it comes after, is for it
+		for last := c; ; last = calls[len(calls)-1] {
+			last.mark(after)
+			for at--; at >= 0 && !cl.held[at].keeps(after); at-- {
 			}
+			if at < 0 {
+				break
+			}
+			calls = append(calls, cl.held[at])
 		}
+		slices.Reverse(calls)
 	}
 	if cl.down == 0 {
 		return calls
@@ -222,4 +217,22 @@ func (c *Call) before() []*Call {
 		}
 	}
 	return calls
+}
+
+// keeps says that a call behind c that is for one of these ranks cannot pass it: it is
+// for one of them too, or does not wait for a future alone.
+func (c *Call) keeps(ranks []bool) bool {
+	return c.stays || c.bare || c.Paired != nil || c.anyOf(ranks)
+}
+
+// mark adds the ranks that c is for.
+func (c *Call) mark(ranks []bool) {
+	if c.Ranks == nil {
+		for r := range ranks {
+			ranks[r] = true
+		}
+	}
+	for _, r := range c.Ranks {
+		ranks[r] = true
+	}
 }

@@ -119,8 +119,8 @@ def test_one_whose_answer_its_maker_cannot_use(takers: Cluster, slow: Service) -
     muster.wait(early, 2)
     told = [takers.workers[1].died_of.remote([ref]) for ref in (early[1], late[1])]
     slow.let()
-    assert muster.get(told) == ["IndexError False", "TypeError False"]
-    with pytest.raises(IndexError):
+    assert muster.get(told) == ["InvalidArgumentError False"] * 2
+    with pytest.raises(muster.InvalidArgumentError, match="returned 1 values, where 2"):
         muster.get(early[1])
 
 
@@ -177,6 +177,37 @@ def test_the_head_is_killed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(HEAD_KILLED)
     done = run(sys.executable, tmp_path / "script.py", PYTHONPATH=f"{PACKAGE}:{HERE}")
     assert output_of(done).splitlines()[-1] == "[15, 15] 13 24"
+
+
+EARLIER = """
+import pickle
+import numpy as np
+import muster, sharers
+
+if __name__ == "__main__":
+    told = b""
+    for session in range(2):
+        muster.init(virtual="1x1")
+        slow = muster.service(sharers.Slow, "slow", 10)
+        if not told:
+            told = pickle.dumps([muster.put(3), muster.put(np.zeros(1 << 18)), slow.add.remote(1)])
+            muster.shutdown()
+    small, *others = pickle.loads(told)
+    print(muster.get(small))
+    for ref in others:
+        for use in (muster.get, slow.awaited, lambda ref, **how: slow.awaited([ref], **how)):
+            try:
+                print("got", use(ref, timeout=30))
+            except muster.ReleasedError as error:
+                print(str(error).split("this ")[1].split(",")[0])
+"""
+
+
+def test_one_of_an_earlier_session(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(EARLIER)
+    done = run(sys.executable, tmp_path / "script.py", PYTHONPATH=f"{PACKAGE}:{HERE}")
+    over = ["ref was made in a session that is over"] * 6
+    assert output_of(done).splitlines() == ["3", *over]
 
 
 def test_what_is_put_is_what_it_was(takers: Cluster) -> None:

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"sync"
 
 	"github.com/muster-rl/muster/call"
@@ -272,9 +271,12 @@ func (c *caller) serveCluster(verb string, body []byte) (marshaler, error) {
 	case "cluster.describe":
 		return cl.infoLocked(), nil
 	case "cluster.clear":
-		workers := slices.Clone(cl.workers)
+		workers, err := cl.meantLocked(ref, "clear")
+		if err != nil {
+			return nil, err
+		}
 		h.mu.Unlock()
-		err := h.clear(c.ctx, workers)
+		err = h.clear(c.ctx, workers)
 		h.mu.Lock()
 		return &wire.Empty{}, err
 	case "cluster.kill":
@@ -360,6 +362,14 @@ func (c *caller) giveUpLocked(id uint64) {
 	}
 	if p := c.h.madeLocked(c.origin(id)); p != nil {
 		c.h.giveBackLocked(p)
+	}
+	// Of a service others may have heard.
+	if cl := c.h.startedLocked(c.origin(id)); cl != nil && cl.up && !cl.service() {
+		c.h.serving.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), cl.grace()+c.h.opts.StopWait)
+			defer cancel()
+			_ = c.h.stopCluster(ctx, cl, "its start was given up")
+		})
 	}
 }
 

@@ -179,12 +179,7 @@ func newCluster(s spec.Cluster, plan placement.Plan, p *pool, owner *caller, ori
 func (h *Head) createdBefore(ctx context.Context, origin uint64) (*wire.ClusterInfo, error) {
 	for {
 		h.mu.Lock()
-		var found *cluster
-		for _, cl := range h.clusters {
-			if cl.origin == origin {
-				found = cl
-			}
-		}
+		found := h.startedLocked(origin)
 		if found == nil || found.up {
 			defer h.mu.Unlock()
 			if found == nil {
@@ -199,6 +194,16 @@ func (h *Head) createdBefore(ctx context.Context, origin uint64) (*wire.ClusterI
 			return nil, spec.Errorf(spec.CodeCancelled, "%s: its start was given up: %v", found.title(), context.Cause(ctx))
 		}
 	}
+}
+
+// startedLocked is the cluster that a request has led to, if there is one.
+func (h *Head) startedLocked(origin uint64) *cluster {
+	for _, cl := range h.clusters {
+		if cl.origin == origin {
+			return cl
+		}
+	}
+	return nil
 }
 
 // newWorkerLocked makes a worker that is about to be started.

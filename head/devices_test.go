@@ -241,6 +241,24 @@ func TestAStartIsGivenUp(t *testing.T) {
 	}
 }
 
+// So does one that is given up when it is done, and its asker has not heard of it.
+func TestAClusterIsGivenUp(t *testing.T) {
+	r := newRig(t, setup{})
+	pool := r.pool(0, 1)
+	const id = 1 << 20
+	body, err := wire.AppendVerb(nil, "cluster.create", &wire.ClusterCreate{Pool: pool, Spec: clusterSpec("a", 2)})
+	must(t, err)
+	r.owner.conn.Send(wire.Header{Kind: wire.KindRequest, ID: id}, body, nil)
+	eventually(t, "the cluster", func() bool {
+		return r.owner.ask("cluster.describe", &wire.ClusterRef{Name: "a"}, &wire.ClusterInfo{}) == nil
+	})
+	r.owner.conn.Send(wire.Header{Kind: wire.KindCancel, ID: id}, []byte{0xc0}, nil)
+	eventually(t, "its name to be free", func() bool {
+		_, err := r.create(r.owner, pool, "a", 1)
+		return err == nil
+	})
+}
+
 // The name of a cluster is free when all its processes have ended, and not before.
 func TestNameOfADeadCluster(t *testing.T) {
 	r := newRig(t, setup{})

@@ -14,21 +14,31 @@ import (
 // says so: also under a next head, which is why that is written down before any of
 // them is gone.
 func (h *Head) doomedLocked(cl *cluster, ref wire.ClusterRef) ([]*worker, error) {
-	workers := slices.Clone(cl.workers)
-	if len(ref.Ranks) > 0 {
-		workers = workers[:0]
-		for _, rank := range ref.Ranks {
-			if rank < 0 || rank >= len(cl.workers) {
-				return nil, spec.Errorf(spec.CodeInvalid, "there is no rank %d to kill, cluster %s has ranks 0 to %d", rank, cl.Name, len(cl.workers)-1)
-			}
-			workers = append(workers, cl.workers[rank])
-		}
+	workers, err := cl.meantLocked(ref, "kill")
+	if err != nil {
+		return nil, err
 	}
 	if ref.Final {
 		for _, w := range workers {
 			w.final = true
 		}
 		h.noteClusterLocked(cl)
+	}
+	return workers, nil
+}
+
+// meantLocked are the workers that a request names, to do something with: all, where it
+// names none.
+func (cl *cluster) meantLocked(ref wire.ClusterRef, to string) ([]*worker, error) {
+	if len(ref.Ranks) == 0 {
+		return slices.Clone(cl.workers), nil
+	}
+	var workers []*worker
+	for _, rank := range ref.Ranks {
+		if rank < 0 || rank >= len(cl.workers) {
+			return nil, spec.Errorf(spec.CodeInvalid, "there is no rank %d to %s, cluster %s has ranks 0 to %d", rank, to, cl.Name, len(cl.workers)-1)
+		}
+		workers = append(workers, cl.workers[rank])
 	}
 	return workers, nil
 }

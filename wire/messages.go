@@ -149,7 +149,7 @@ type ClusterRef struct {
 	// Drain is how many seconds a cluster that is stopped takes no more calls, and
 	// goes on with those that it has; 0: it is stopped at once.
 	Drain float64 `msg:"drain,omitempty"`
-	// Ranks are those that cluster.kill ends; none: all.
+	// Ranks are those that cluster.kill ends, or cluster.clear clears; none: all.
 	Ranks []int `msg:"ranks,omitempty"`
 	// Why is what a rank that is killed is said to have been ended by.
 	Why string `msg:"why,omitempty"`

@@ -53,6 +53,7 @@ class Connection(Sender):
         self._closing = False
         self._cut_stream: _wire.FrameStream | None = None  # the last that ended
         self._refusal = ""  # why the head hung up, in its own words
+        self.session = ""  # the name of the session, where it is known
         #: In a worker, the thread of the event loop that all its calls run on; else 0.
         self.loop_thread = 0
 

@@ -374,6 +374,7 @@ def _embed(settings: dict[str, Any], runtime: dict[str, Any], timeout: float) ->
 
 def _keep_ledger(connection: Connection, welcome: dict[str, Any]) -> None:
     """Have what this process does with objects go by a connection."""
+    connection.session = str(welcome.get("session", ""))
     ledger = connection.ledger = _objects.use(welcome)
     if ledger is not None:
         ledger.send = connection.flush
@@ -413,8 +414,9 @@ def _worker_connection(worker: WorkerContext) -> Connection:
         if worker.connection is None:
             hello = Hello(_wire.ROLE_CONTROLLER, worker.token, worker=worker.number)
             way = Dial(worker.address, hello, quiet=True)
-            stream, _ = way.dial(monotonic() + head_grace())  # it may be away just now
+            stream, welcome = way.dial(monotonic() + head_grace())  # it may be away just now
             dialled = Connection(stream, way, worker.current_call)
+            dialled.session = str(welcome.get("session", ""))
             dialled.ledger = _objects.ledger()  # its rights go by the runtime's connection
             dialled.loop_thread = worker.loop_thread
             dialled.comeback.begin()
@@ -435,8 +437,8 @@ def _install_hooks() -> None:
 def _install_fork_hook() -> None:
     if not _process.hooks_installed:
         _process.hooks_installed = True
-        share = _objects.share
-        os.register_at_fork(before=share, after_in_parent=share, after_in_child=_after_fork)
+        before, after = _objects.before_fork, _objects.after_fork
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=_after_fork)
 
 
 def _after_fork() -> None:

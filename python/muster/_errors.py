@@ -146,7 +146,8 @@ class DeadlockError(MusterError):
 
 
 class TaintedError(MusterError):
-    """The worker had an exception injected and may be in any state."""
+    """The worker had an exception injected and may be in any state: make it again, or, where
+    its object is good for more, `WorkerHandle.clear_taint`."""
 
     code = "tainted"
 

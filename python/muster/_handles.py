@@ -200,6 +200,16 @@ class WorkerHandle:
         except _errors.NotFoundError:
             pass  # its cluster has ended, and it with that
 
+    def clear_taint(self) -> None:
+        """Have this worker take calls again after one was cancelled in it (`TaintedError`).
+
+        An exception was raised somewhere inside that call: say so only where the object is good
+        for more.
+        """
+        group = self._cluster._group()
+        asked = {"number": group.number, "name": group.name, "ranks": [self.rank]}
+        group.connection.request("cluster.clear", asked)
+
     # --- engines: further objects in the same process ---------------------------
 
     def create_engine(

@@ -209,6 +209,7 @@ class _Current:
 
     ledger: Ledger | None = None
     living: ClassVar[weakref.WeakSet[Ledger]] = weakref.WeakSet()
+    forking = threading.local()  # by thread: the ledgers that wait for a fork
 
 
 def ledger() -> Ledger | None:
@@ -229,12 +230,24 @@ def abandon() -> None:
     for ledger in [*_Current.living]:
         ledger.abandon()
     _Current.ledger = None
+    _Current.forking = threading.local()
 
 
-def share() -> None:
-    """Of this process a child was forked, or is about to be, which sees what it looks at."""
-    for ledger in [*_Current.living]:
+def before_fork() -> None:
+    """Of this process a child is about to be forked, which sees what it looks at. Nobody lets
+    go of any of that until `after_fork`: what another thread is about to, the child has not."""
+    waiting = _Current.forking.ledgers = []
+    for ledger in sorted(_Current.living, key=id):  # the same order for all threads that fork
+        ledger.counting.acquire()
+        waiting.append(ledger)
         ledger.looks.stay()
+
+
+def after_fork() -> None:
+    """In the parent: it goes on."""
+    for ledger in _Current.forking.__dict__.pop("ledgers", ()):
+        ledger.looks.stay()  # other threads may have read something meanwhile
+        ledger.counting.release()
 
 
 class Right:

@@ -1,9 +1,9 @@
 """Refs beyond calls: values that are put, and refs that are sent inside values.
 
 A ref that is a part of a value, as in a list, is known to others from then on. A small value
-that was put goes with it. What others stand for goes to a keeper, a service of the session, as soon as it is there, by the process
-that made the call. Who got the ref takes it from the keeper when it asks, which has it until
-the session ends.
+that was put goes with it. What others stand for goes to a keeper, a service of the session,
+as soon as it is there, by the process that made the call. Who got the ref takes it from the
+keeper when it asks, which has it until the session ends.
 """
 
 from __future__ import annotations
@@ -119,12 +119,13 @@ def ident_of(ref: Ref) -> str:
         return ident
 
 
-def share(ref: Ref) -> tuple[str, int]:
-    """Have others find what a ref stands for; returns its id, and the keeper's number."""
+def share(ref: Ref) -> tuple[str, int, str]:
+    """Have others find what a ref stands for; returns its id, the keeper's number, and the
+    session's name."""
     ident, keeper = ident_of(ref), _keeper()
     with _Shared.lock:
         if ref in _Shared.sent:
-            return ident, _number()
+            return ident, _number(), _session()
     if ref.done():
         _settle(keeper, ident, ref)
     else:
@@ -137,13 +138,13 @@ def share(ref: Ref) -> tuple[str, int]:
         future.add_done_callback(lambda _: _settle_late(keeper, ident, ref))
     with _Shared.lock:  # not before: who pickles tries it twice, and is to fail twice
         _Shared.sent.add(ref)
-        return ident, _number()
+        return ident, _number(), _session()
 
 
 def taken(ref: Ref) -> Ref:
     """A call of the keeper's that gives what a ref stands for, which is no call's answer: so that
     the head can wait for it in its place."""
-    ident, _ = share(ref)
+    ident, *_ = share(ref)
     asked: Ref = _keeper().take.remote(ident)
     return asked
 
@@ -178,14 +179,14 @@ def _tell(keeper: Any, method: str, ident: str, what: Any, again: bool = True) -
     getattr(keeper, method).remote(ident, what).future().add_done_callback(look)
 
 
-def received(ident: str, number: int) -> Ref:
-    """A ref that came inside a value, from who knows the keeper of that number."""
+def received(ident: str, number: int, session: str = "") -> Ref:
+    """A ref that came inside a value, from who knows the keeper of that number, in a session."""
     with _Shared.lock:
-        if number > _number() > 0:
+        if number > _number() > 0 and session == _session():
             _drop()  # it is an earlier one, so it has died
         found = _Shared.alive.get(ident)
         if found is None:
-            found = _Shared.alive[ident] = Received(ident)
+            found = _Shared.alive[ident] = Received(ident, session)
             _Shared.sent.add(found)
     return found
 
@@ -193,13 +194,14 @@ def received(ident: str, number: int) -> Ref:
 class Received(Ref):
     """A ref that another process made. Nobody is asked for its value before it is used."""
 
-    __slots__ = ("_keeper", "_taken")
+    __slots__ = ("_keeper", "_session", "_taken")
 
     as_made = False  # it comes as it is kept, which may be closed
 
-    def __init__(self, ident: str) -> None:
+    def __init__(self, ident: str, session: str) -> None:
         super().__init__(_NONE, 0)
         self._ident = ident
+        self._session = session  # that it was made in, where that is known
         self._keeper: Any = None
         self._taken: Ref | None = None
 
@@ -209,6 +211,11 @@ class Received(Ref):
         taken = self._taken
         if taken is None:
             self._keeper = _keeper()
+            if self._session and self._session != _session():
+                raise _errors.ReleasedError(
+                    "this ref was made in a session that is over, and what it stands for ended with "
+                    "it: keep values, not refs, from one session to the next"
+                )
             taken = self._keeper.take.remote(self._ident)
             self._taken, self._id = taken, taken._id
             self.follow(taken)
@@ -217,6 +224,10 @@ class Received(Ref):
     @_connection.setter
     def _connection(self, connection: Connection) -> None:
         """It has none yet."""
+
+    def __reduce__(self) -> Any:
+        ident, number, now = share(self)
+        return received, (ident, number, self._session or now)
 
     def _result(self) -> Any:
         try:
@@ -255,6 +266,11 @@ def _drop() -> None:
 
 def _number() -> int:
     return 0 if _Shared.keeper is None else int(_Shared.keeper._cluster._number)
+
+
+def _session() -> str:
+    """The name of the keeper's session."""
+    return "" if _Shared.connection is None else _Shared.connection.session
 
 
 class Keeper:

@@ -164,12 +164,43 @@ def test_tensors(stores: Stores) -> None:
 def test_what_a_forked_child_may_see_stays(stores: Stores) -> None:
     batch, later = made(), made()
     assert batch["x"][3] == 3
-    _objects.share()  # what the SDK does at a fork
+    _objects.before_fork()  # what the SDK does at a fork
+    _objects.after_fork()
     assert later["x"][3] == 3
     assert let_go(stores) == 1
     del batch
     assert let_go(stores) == 0
     del later
+
+
+def test_a_fork_waits_for_who_lets_go(stores: Stores) -> None:
+    """Or the child would have what the parent gives back a moment later."""
+    inside, tries, goes, done = threading.Event(), threading.Event(), threading.Event(), []
+
+    class Reading:
+        def _let_go(self, stretches: dict[int, Any]) -> bool:
+            inside.set()
+            goes.wait(30)
+            done.append("let go")
+            return False
+
+    def forks() -> None:
+        tries.set()
+        _objects.before_fork()
+        done.append("forked")
+        _objects.after_fork()
+
+    reading = Reading()
+    stores.ledger.looks.note(reading)
+    threads = [threading.Thread(target=stores.ledger.looks.let_go), threading.Thread(target=forks)]
+    threads[0].start()
+    assert inside.wait(30)
+    threads[1].start()
+    assert tries.wait(30)
+    goes.set()
+    for thread in threads:
+        thread.join(30)
+    assert done == ["let go", "forked"]
 
 
 def lent(ledger: _objects.Ledger, call: int, made: Batch) -> Batch:

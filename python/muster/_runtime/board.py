@@ -114,7 +114,9 @@ class Board:
             raise Refusal(
                 "tainted",
                 f"{self.worker} had an exception raised inside call {tainted} to cancel it, so the "
-                "state of its object is not known: clear or restart the cluster before calling it",
+                "state of its object is not known: shut it down and make it again, or end it by its "
+                "handle's kill_process() where on_failure has it restarted; where the object is good "
+                "for more, clear_taint() of that handle (in Go: Cluster.Clear) has it go on",
             )
 
     def mark(self, call: int) -> bool:
