@@ -92,11 +92,16 @@ def test_what_is_put_lies_in_the_store_once() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_errors_stay_errors_of_muster() -> None:
-    counter = ray_roles.Counter.options(name="of-both").remote()
-    with pytest.raises(muster.RemoteError) as caught:
+    counter = ray_roles.Counter.options(name="of/both").remote()
+    with pytest.raises(
+        muster.RemoteError, match=r"in actor 'of/both' on node-0, meth.* fail,"
+    ) as caught:
         ray.get(counter.fail.remote(1))
-    assert caught.value.node == "node-0" and "of-both" in caught.value.worker
-    with pytest.raises(muster.WorkerDiedError) as died:
+    assert caught.value.node == "node-0" and "both" in caught.value.worker
+    with pytest.raises(muster.RemoteError, match="in actor 'of/both'") as caught:
+        ray.get(counter.add.remote(counter.fail.remote(1)))  # and not add, which never ran
+    assert "add" not in str(caught.value)
+    with pytest.raises(muster.WorkerDiedError, match=r"^actor 'of/both'\.leave: ") as died:
         ray.get(counter.leave.remote())
     assert died.value.exit_code == 3 and isinstance(died.value, ray.exceptions.ActorDiedError)
     ray.kill(counter)

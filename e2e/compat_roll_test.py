@@ -13,6 +13,7 @@ import pytest
 
 import muster
 import ray_roles
+from muster._calling import Group
 from muster.compat import ray
 from muster.compat.roll import Cluster, ObjectRefWrap, ResourceManager, WorkerConfig
 from roll_roles import Broken, Echo, Giver, Slow
@@ -324,6 +325,17 @@ def test_a_rank_begins_when_its_own_ref_is_there(four: Any) -> None:
     ray.kill(queue)
 
 
+def test_who_waits_gets_one_answer(four: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ref for each rank costs twice as much, and is for those who do not wait."""
+    monkeypatch.setattr(Group, "start_each", None)
+    monkeypatch.setattr(Group, "start", None)
+    assert four.execute_all_sync("default", 1) == [(rank, (1,), {}) for rank in range(4)]
+    spread = four.execute_all_sync("default", [5, 6, 7, 8])
+    assert spread == [(rank, (rank + 5,), {}) for rank in range(4)]
+    assert four.execute_rank_zero_sync("default", x=2) == (0, (), {"x": 2})
+    assert four.custom(2) == 6
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 
@@ -359,6 +371,11 @@ def test_a_process_that_ends(rm: ResourceManager) -> None:
         with pytest.raises(ray.exceptions.RayActorError, match="exit code 7") as caught:
             c.one_to_all(1)
         assert isinstance(caught.value, muster.WorkerDiedError) and caught.value.rank == 1
+        assert caught.value.actor_id == c.workers[1]._actor_id
+        with pytest.raises(ray.exceptions.RayActorError, match="exit code 7") as caught:
+            c.execute_all_sync("one_to_all", 1)
+        assert caught.value.actor_id == c.workers[1]._actor_id
+        assert c.execute_rank_zero_sync("one_to_all", 1) == (0, (1,), {})
 
 
 # --- async, other roles, the end ---------------------------------------------------------------

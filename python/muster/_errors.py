@@ -492,6 +492,21 @@ def also(error: MusterError, other: Exception, again: tuple[Any, ...]) -> Except
     return made
 
 
+def called(error: MusterError) -> tuple[str, str]:
+    """The cluster and the method of an error, whatever a user's class has for these names."""
+    own = vars(error).get("_muster")
+    return (error.cluster, error.method) if own is None else (own["cluster"], own["method"])
+
+
+def set_method(error: MusterError, method: str) -> None:
+    """Have an error tell of another method, as of the one that the called one ran."""
+    own = vars(error).get("_muster")
+    if own is None or "method" in own["shown"]:
+        error.method = method
+    if own is not None:
+        own["method"] = method
+
+
 def is_joint(error: BaseException) -> bool:
     """Whether `also` made it."""
     return "_joint" in vars(type(error))

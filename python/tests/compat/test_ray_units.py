@@ -190,6 +190,49 @@ def test_an_error_has_both_classes() -> None:
     assert isinstance(again, Coded)
 
 
+class Odd(Exception):
+    """Has names of ours for its own."""
+
+    def __init__(self) -> None:
+        super().__init__("odd")
+        self.cluster, self.method = 5, None
+
+
+def test_an_error_tells_of_the_actor_and_its_method() -> None:
+    service = _state.service_name("default", "env/1-ü")
+
+    def hosted(error: Exception) -> _errors.MusterError:
+        here: dict[str, Any] = {
+            "worker": service,
+            "cluster": service,
+            "node": "n",
+            "rank": 0,
+            "method": "run",
+        }
+        return _errors.from_wire(_errors.to_wire(error, **here))
+
+    for cause in (Coded(5), Odd()):
+        error: Any = exceptions.translate(hosted(cause), "id", "step")
+        assert "raised in actor 'env/1-ü' on n, method step," in str(error)
+        assert error.function_name == "step" and error.worker == service
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+        passed: Any = exceptions.translate(raised(error), "other", "outer")
+        assert passed.function_name == "step" and "method step," in str(passed)
+    assert (passed.cluster, passed.method) == (5, None)
+    details = {"cluster": service, "method": "run"}
+    for native in (
+        _errors.CallCancelledError(f"{service}.run was cancelled", **details),
+        _errors.WorkerDiedError(f"{service}.run was cancelled", **details),
+    ):
+        told = exceptions.translate(native, "id", "step")
+        assert str(told) == "actor 'env/1-ü'.step was cancelled"
+        assert str(pickle.loads(pickle.dumps(told))) == str(told)
+    task = _errors.CallCancelledError(
+        "task-f.1.run was cancelled", cluster="task-f.1", method="run"
+    )
+    assert str(exceptions.translate(task, None, "f")) == "task-f.1.f was cancelled"
+
+
 def test_an_error_that_is_passed_on_keeps_its_cause() -> None:
     first = exceptions.translate(raised(Coded(5)), "a")
     second: Any = exceptions.translate(raised(first), "b")

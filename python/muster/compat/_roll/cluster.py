@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ... import _errors
-from ..._calling import AS_REGISTERED, EVERY_RANK, Group
+from ..._calling import AS_REGISTERED, EVERY_RANK, ONE_RANK, Group
 from ..._cluster import Cluster as Native
 from ..._handles import BoundMethod
 from ..._marks import PerRank
@@ -46,24 +46,20 @@ class Method(BoundMethod):
         if self._functions is not None:  # a mode of the user's own: both run here
             dispatch, collect = self._functions
             args, kwargs = dispatch(cluster, *args, **kwargs)
-            made: Any
-            if method.cut:
-                made = cluster._each(method, args, kwargs, limit)
-            else:  # RANK_ZERO: it gets all that was made, and its result alone is there
-                made = cluster.workers[0]._start(method.name, args, kwargs, timeout=limit)
-            return collect(cluster, ray.get(made) if blocking else made)
+            # RANK_ZERO gets all that was made, and its result alone is there.
+            call: Any = cluster._each if method.cut else cluster._first
+            return collect(cluster, call(method, args, kwargs, blocking, limit))
         method.check(args, kwargs)
         args, kwargs = meant(args, kwargs)
         if method.cut == Dispatch.ALL_TO_ALL:
             modes.dispatch_all_to_all(cluster, *args, **kwargs)
             if any(map(_has_refs, (*args, *kwargs.values()))):
                 lists = modes.mapped(lambda _, arg: list(arg), args, kwargs)
-                made = cluster._each(method, *lists, limit)
-                return ray.get(made) if blocking else made
+                return cluster._each(method, *lists, blocking, limit)
         elif method.cut in modes.BY_ROWS:
             args, kwargs = modes.mapped(self._rows, args, kwargs)
         if blocking:
-            return _run(group, method, args, kwargs, limit)
+            return _run(group, method, AS_REGISTERED, -1, args, kwargs, limit)
         if not method.cut:  # RANK_ZERO: one rank, one ref
             ref = group.start(method, AS_REGISTERED, -1, args, kwargs, None)
             return ray.ObjectRef(ref, actor=identity(group.workers[0]))
@@ -96,13 +92,22 @@ _BEFALLS = (
 )
 
 
-def _run(group: Group, method: _Method, args: Any, kwargs: Any, timeout: float | None) -> Any:
-    """Call in its mode and wait; what befalls the call is told as an error of Ray's, too."""
+def _run(
+    group: Group,
+    method: _Method,
+    how: int,
+    rank: int,
+    args: Any,
+    kwargs: Any,
+    timeout: float | None,
+) -> Any:
+    """Call and wait for one answer; what befalls the call is told as an error of Ray's, too."""
     try:
-        return group.run(method, AS_REGISTERED, -1, args, kwargs, timeout)
+        return group.run(method, how, rank, args, kwargs, timeout)
     except _errors.MusterError as error:
         if isinstance(error, _BEFALLS) or error.worker:  # as of a result that cannot be sent
-            raise ray.exceptions.translate(error, "") from None
+            whose = identity(error.worker) if error.worker in group.workers else ""
+            raise ray.exceptions.translate(error, whose) from None
         raise
 
 
@@ -165,34 +170,52 @@ class Cluster(Native):
         self, method_name: str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Call a method on every rank; a ref for each. Lists of world_size are spread."""
-        return self._each(self._group().method(method_name), args, kwargs)
+        return self._each(self._group().method(method_name), args, kwargs, blocking=False)
 
     def execute_all_sync(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Call a method on every rank and wait; lists of world_size are spread over ranks."""
-        results: list[Any] = ray.get(self.execute_all_async(method_name, *args, **kwargs))
-        return results
+        return self._each(self._group().method(method_name), args, kwargs, blocking=True)
 
     def execute_rank_zero_async(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
     ) -> Any:
         """Call a method on rank 0 alone; a ref of its result."""
-        return self.workers[0]._start(method_name, args, kwargs)
+        return self._first(self._group().method(method_name), args, kwargs, blocking=False)
 
     def execute_rank_zero_sync(  # type: ignore[override]
         self, method_name: str, *args: Any, **kwargs: Any
     ) -> Any:
         """Call a method on rank 0 alone and wait for its result."""
-        return ray.get(self.execute_rank_zero_async(method_name, *args, **kwargs))
+        return self._first(self._group().method(method_name), args, kwargs, blocking=True)
 
     execute_all = execute_all_async  # type: ignore[assignment]
     execute_rank_zero = execute_rank_zero_async  # type: ignore[assignment]
 
+    def _first(
+        self,
+        method: _Method,
+        args: Sequence[Any],
+        kwargs: Any,
+        blocking: bool,
+        timeout: float | None = None,
+    ) -> Any:
+        """Call rank 0: a ref, or with ``blocking`` what it returns."""
+        if not blocking:
+            return self.workers[0]._start(method.name, args, kwargs, timeout)
+        return _run(self._group(), method, ONE_RANK, 0, *meant(args, kwargs), timeout)
+
     def _each(
-        self, method: _Method, args: Sequence[Any], kwargs: Any, timeout: float | None = None
+        self,
+        method: _Method,
+        args: Sequence[Any],
+        kwargs: Any,
+        blocking: bool,
+        timeout: float | None = None,
     ) -> list[Any]:
-        """Call every rank: a ref for each, and a rank that is dead fails its own alone.
+        """Call every rank: a ref for each, and a rank that is dead fails its own alone. With
+        ``blocking`` what they return, which is one answer and costs half of as many refs.
 
         Where every argument is a list of world_size, each rank gets its elements; where refs are
         among them, it begins when its own are there, whatever the others wait for.
@@ -203,7 +226,7 @@ class Cluster(Native):
         elif not any(map(_has_refs, given)):
             args, kwargs = modes.mapped(lambda _, arg: PerRank(arg), args, kwargs)
         else:
-            return [
+            refs = [
                 worker._start(
                     method.name,
                     [arg[rank] for arg in args],
@@ -212,7 +235,11 @@ class Cluster(Native):
                 )
                 for rank, worker in enumerate(self.workers)
             ]
-        return _refs(self._group(), method, EVERY_RANK, args, kwargs, timeout)
+            return list(ray.get(refs)) if blocking else refs
+        if not blocking:
+            return _refs(self._group(), method, EVERY_RANK, args, kwargs, timeout)
+        results: list[Any] = _run(self._group(), method, EVERY_RANK, -1, args, kwargs, timeout)
+        return results
 
     # --- what it is ------------------------------------------------------------------------
 

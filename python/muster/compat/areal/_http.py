@@ -254,8 +254,8 @@ def listen(app: App, bind: str, port: int) -> int:
         def _serve(self) -> None:
             try:
                 body = _body(self)
-            except (ValueError, MemoryError):  # and nobody knows where the next one begins
-                self.close_connection, body = True, b""
+            except (ValueError, OverflowError, MemoryError):
+                self.close_connection, body = True, b""  # who knows where the next one begins
             status, data = app.answer(self.command, self.path.partition("?")[0], body)
             try:
                 self.send_response(status)

@@ -25,11 +25,12 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
     value; inside an argument it stays a ref.
     """
 
-    __slots__ = ("__weakref__", "_actor", "_ref")
+    __slots__ = ("__weakref__", "_actor", "_method", "_ref")
 
-    def __init__(self, ref: Ref, actor: str | None = None) -> None:
+    def __init__(self, ref: Ref, actor: str | None = None, method: str = "") -> None:
         self._ref = ref
         self._actor = actor
+        self._method = method  # what a host runs, for its errors
 
     def hex(self) -> str:
         """The id, as text."""
@@ -56,7 +57,7 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
         return f"ObjectRef({self.hex()})"
 
     def __reduce__(self) -> Any:
-        return ObjectRef, (self._ref, self._actor)
+        return ObjectRef, (self._ref, self._actor, self._method)
 
     def _result(self) -> Any:
         """The value, or the error; waits where it is not here."""
@@ -65,7 +66,7 @@ class ObjectRef(metaclass=ABCMeta):  # noqa: B024  (for what isinstance says of 
         except _errors.MusterError as error:
             if isinstance(error, _errors.CallCancelledError):
                 clear(error)  # Ray goes on all the same
-            raise translate(error, self._actor) from None
+            raise translate(error, self._actor, self._method) from None
 
 
 ObjectRef.register(Ref)  # for isinstance: they can be used in the same places
@@ -97,8 +98,10 @@ def started(
         args, kwargs = meant(args, kwargs)
     except Exception as error:
         return failed(as_task_error(name, error), actor)
+    # With refs among the arguments, what it raises may be theirs.
+    refs = any(isinstance(arg, Ref) for arg in (*args, *kwargs.values()))
     try:
-        return ObjectRef(start(args, kwargs), actor)
+        return ObjectRef(start(args, kwargs), actor, "" if refs else name)
     except _errors.MusterError as error:
         refused = translate(error, actor)
         if not isinstance(refused, RayActorError):
@@ -112,7 +115,8 @@ def spread(ref: ObjectRef, returns: int | None) -> Any:
         return ref
     if not isinstance(returns, int) or returns < 0:
         raise ValueError(f"num_returns is {returns!r}; Muster takes a whole number")
-    return [ObjectRef(part, ref._actor) for part in parts_of(ref._ref, returns)] or None
+    parts = parts_of(ref._ref, returns)
+    return [ObjectRef(part, ref._actor, ref._method) for part in parts] or None
 
 
 # --- the calls -------------------------------------------------------------------------------

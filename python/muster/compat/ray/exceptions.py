@@ -7,13 +7,21 @@ the exception itself in ``cause``. Nothing here talks to anybody.
 from __future__ import annotations
 
 from ... import _errors
+from ._state import actor_name
 
 #: How one that is no Exception, and so is not rebuilt here, is told of.
 _CANCELLED = "asyncio.exceptions.CancelledError"
+#: The method of hosts, and of a crew's members, that runs the user's.
+HOSTED = "run"
 
 
 class RayError(Exception):
     """What all errors of this module are."""
+
+    _told: str = ""  # its text, where that is not of its arguments
+
+    def __str__(self) -> str:
+        return self._told or super().__str__()
 
 
 class RayTaskError(RayError):
@@ -80,8 +88,9 @@ class ConstructionFailed(Exception):
     """An actor's constructor raised: what each call of it is told, on the wire only."""
 
 
-def translate(error: BaseException, actor: str | None = None) -> BaseException:
-    """The error of a call as Ray has it; ``actor`` is the id of the actor that was called.
+def translate(error: BaseException, actor: str | None = None, method: str = "") -> BaseException:
+    """The error of a call as Ray has it; ``actor`` is the id of the actor that was called, and
+    ``method`` what its host was to run, where the error can be no other call's.
 
     It stays Muster's error as well, with rank, node, logs and stacks.
     """
@@ -89,8 +98,25 @@ def translate(error: BaseException, actor: str | None = None) -> BaseException:
         return error
     if isinstance(error, _errors.ArgumentTypeError):
         return error  # a plain TypeError, as there
-    made = _as_rays(error, str(error), actor)
+    if method and _errors.called(error)[1] == HOSTED:
+        _errors.set_method(error, method)
+    text = _in_users_words(error)
+    made = _as_rays(error, text, actor)
+    made._told = text
     return _errors.also(error, made, (translate, (error, actor)))
+
+
+def _in_users_words(error: _errors.MusterError) -> str:
+    """Its text, with the actor and its method in the place of the service and the host's."""
+    text, (service, method) = str(error), _errors.called(error)
+    if not service or not method:
+        return text
+    text = text.replace(f"{service}.{HOSTED}", f"{service}.{method}")
+    text = text.replace(f"of {HOSTED} on {service}", f"of {method} on {service}")
+    if (named := actor_name(service)) is not None:
+        text = text.replace(f"worker {service} (rank 0)", service)
+        text = text.replace(service, f"actor {named[1]!r}")
+    return text
 
 
 def as_task_error(name: str, error: Exception) -> Exception:
@@ -118,7 +144,7 @@ def _as_rays(error: _errors.MusterError, text: str, actor: str | None) -> RayErr
             return TaskCancelledError(text)
         if isinstance(cause, RayTaskError):  # one that was passed on: it tells where it began
             cause = cause.cause
-        return RayTaskError(error.method, text, cause)
+        return RayTaskError(_errors.called(error)[1], text, cause)
     if isinstance(error, (_errors.WorkerDiedError, _errors.NodeLostError, _errors.NotFoundError)):
         return WorkerCrashedError(text) if actor is None else ActorDiedError(actor, text)
     if isinstance(
