@@ -42,7 +42,7 @@ class LogFiles:
             self._lines.names[cluster] = name or cluster
 
     def drain(self) -> None:
-        """Wait until everything that was printed by now is written."""
+        """Wait until everything that has come to the head by now is written."""
         if self._lines is not None:
             self._lines.drain()
 

@@ -6,7 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError as error:
+    raise ImportError(
+        f"reduce_metrics needs numpy: pip install 'muster[numpy]' ({error})"
+    ) from error
 
 _REDUCERS: dict[str, Callable[[Any], Any]] = {
     "mean": np.mean,

@@ -97,7 +97,9 @@ def _split(path: str) -> tuple[str, str]:
             continue
     if len(parts) == 1:
         raise Refusal(
-            "import", f"{path!r} is no path of a class: that has its module, as 'pkg.module.Class'"
+            "import",
+            f"{path!r} is no path of a class, as worker_cls and engines have it: that begins with "
+            "its module, as 'pkg.module.Class'",
         )
     return ".".join(parts[:-1]), parts[-1]
 
