@@ -194,6 +194,7 @@ if __name__ == "__main__":
             muster.shutdown()
     small, *others = pickle.loads(told)
     print(muster.get(small))
+    print(muster.wait(others, 2, timeout=30) == (others, []), [ref.done() for ref in others])
     for ref in others:
         for use in (muster.get, slow.awaited, lambda ref, **how: slow.awaited([ref], **how)):
             try:
@@ -207,7 +208,7 @@ def test_one_of_an_earlier_session(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(EARLIER)
     done = run(sys.executable, tmp_path / "script.py", PYTHONPATH=f"{PACKAGE}:{HERE}")
     over = ["ref was made in a session that is over"] * 6
-    assert output_of(done).splitlines() == ["3", *over]
+    assert output_of(done).splitlines() == ["3", "True [True, True]", *over]
 
 
 def test_what_is_put_is_what_it_was(takers: Cluster) -> None:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any
 
-from . import _errors, _objects, _wire
+from . import _errors, _looks, _objects, _wire
 from ._client import Connection
 from ._embedded import HeadProcess, find_binary
 from ._environment import announce_main, describe_runtime, head_grace
@@ -437,7 +437,7 @@ def _install_hooks() -> None:
 def _install_fork_hook() -> None:
     if not _process.hooks_installed:
         _process.hooks_installed = True
-        before, after = _objects.before_fork, _objects.after_fork
+        before, after = _looks.before_fork, _looks.after_fork
         os.register_at_fork(before=before, after_in_parent=after, after_in_child=_after_fork)
 
 

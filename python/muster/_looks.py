@@ -11,12 +11,12 @@ than there are, something stays open, as it would have anyway.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from sys import getrefcount
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 _LOOKS = 8  # at what somebody had at the last look, each time
 
@@ -59,15 +59,16 @@ class Looks:
     There is something to let go of while there is something in ``fresh``, or ``held``.
     """
 
-    __slots__ = ("_lock", "_readers", "_stretches", "fresh", "held")
+    __slots__ = ("__weakref__", "_readers", "_stretches", "fresh", "held", "lock")
 
-    def __init__(self, lock: AbstractContextManager[Any]) -> None:
-        self._lock = lock  # of what stretches are made of
+    def __init__(self, lock: threading.RLock) -> None:
+        self.lock = lock  # of what stretches are made of
         # Weak references:
         self.fresh: set[_Weak] = set()  # to readers that have read something since the last time
         self._readers: deque[_Weak] = deque()  # from which somebody had something
         self._stretches: deque[_Weak] = deque()  # at which somebody looked
         self.held = False  # there is one of these
+        _Forks.living.add(self)
 
     def note(self, reader: Reader) -> None:
         """A reader has read something."""
@@ -76,7 +77,7 @@ class Looks:
     def let_go(self) -> None:
         """Let go of what nobody needs open."""
         stretches: dict[int, Stretch] = {}
-        with self._lock:
+        with self.lock:
             readers = _taken(self.fresh.pop, len(self.fresh))
             for reader in readers + _taken(self._readers.popleft, _LOOKS):
                 if reader._let_go(stretches):
@@ -106,3 +107,35 @@ def _taken(take: Callable[[], _Weak], most: int) -> list[Any]:
     except (IndexError, KeyError):
         pass  # there are no more
     return [one for one in found if one is not None]
+
+
+# --- forks -------------------------------------------------------------------------------
+
+
+class _Forks:
+    """All looks of this process, and by thread those that wait for a fork."""
+
+    living: ClassVar[weakref.WeakSet[Looks]] = weakref.WeakSet()
+    waiting = threading.local()
+
+
+def before_fork() -> None:
+    """A child is about to be forked, which sees what its parent looks at. Nobody lets go of any
+    of that until `after_fork`; what another thread is letting go of, the child has not."""
+    waiting = _Forks.waiting.looks = []
+    for looks in sorted(_Forks.living, key=id):  # the same order for all threads that fork
+        looks.lock.acquire()
+        waiting.append(looks)
+        looks.stay()
+
+
+def after_fork() -> None:
+    """In the parent: it goes on."""
+    for looks in _Forks.waiting.__dict__.pop("looks", ()):
+        looks.stay()  # other threads may have read something meanwhile
+        looks.lock.release()
+
+
+def in_child() -> None:
+    """In the child: who had a lock is not there."""
+    _Forks.living, _Forks.waiting = weakref.WeakSet(), threading.local()

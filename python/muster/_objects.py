@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from os import getpid
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import _errors, _wire
+from . import _errors, _looks, _wire
 from ._endings import Ending, endings, flusher, nobody, waiting, when_gone
 from ._loans import Account, Loans
 from ._looks import ALONE, Looks, references
@@ -209,7 +209,6 @@ class _Current:
 
     ledger: Ledger | None = None
     living: ClassVar[weakref.WeakSet[Ledger]] = weakref.WeakSet()
-    forking = threading.local()  # by thread: the ledgers that wait for a fork
 
 
 def ledger() -> Ledger | None:
@@ -227,27 +226,10 @@ def use(welcome: dict[str, Any] | None) -> Ledger | None:
 def abandon() -> None:
     """In a forked child, and in a child of that: no ledger is this process's, nor are the
     connections by which its parent reads."""
+    _looks.in_child()
     for ledger in [*_Current.living]:
         ledger.abandon()
     _Current.ledger = None
-    _Current.forking = threading.local()
-
-
-def before_fork() -> None:
-    """Of this process a child is about to be forked, which sees what it looks at. Nobody lets
-    go of any of that until `after_fork`: what another thread is about to, the child has not."""
-    waiting = _Current.forking.ledgers = []
-    for ledger in sorted(_Current.living, key=id):  # the same order for all threads that fork
-        ledger.counting.acquire()
-        waiting.append(ledger)
-        ledger.looks.stay()
-
-
-def after_fork() -> None:
-    """In the parent: it goes on."""
-    for ledger in _Current.forking.__dict__.pop("ledgers", ()):
-        ledger.looks.stay()  # other threads may have read something meanwhile
-        ledger.counting.release()
 
 
 class Right:

@@ -212,10 +212,8 @@ class Received(Ref):
         if taken is None:
             self._keeper = _keeper()
             if self._session and self._session != _session():
-                raise _errors.ReleasedError(
-                    "this ref was made in a session that is over, and what it stands for ended with "
-                    "it: keep values, not refs, from one session to the next"
-                )
+                self.fail(_of_a_session_that_is_over)
+                return _context.connection()
             taken = self._keeper.take.remote(self._ident)
             self._taken, self._id = taken, taken._id
             self.follow(taken)
@@ -236,6 +234,13 @@ class Received(Ref):
             if error.cluster in (KEEPER, ""):  # not the one that it tells of
                 _forget(self._keeper)
             raise
+
+
+def _of_a_session_that_is_over() -> BaseException:
+    return _errors.ReleasedError(
+        "this ref was made in a session that is over, and what it stands for ended with it: keep "
+        "values, not refs, from one session to the next"
+    )
 
 
 def _keeper() -> Any:

@@ -12,7 +12,7 @@ import pytest
 from fakestore import Stores
 from test_batch_writes import sent
 
-from muster import Batch, _objects, _pages, _wire
+from muster import Batch, _looks, _objects, _pages, _wire
 
 ROWS = 20_000
 
@@ -164,8 +164,8 @@ def test_tensors(stores: Stores) -> None:
 def test_what_a_forked_child_may_see_stays(stores: Stores) -> None:
     batch, later = made(), made()
     assert batch["x"][3] == 3
-    _objects.before_fork()  # what the SDK does at a fork
-    _objects.after_fork()
+    _looks.before_fork()  # what the SDK does at a fork
+    _looks.after_fork()
     assert later["x"][3] == 3
     assert let_go(stores) == 1
     del batch
@@ -186,9 +186,9 @@ def test_a_fork_waits_for_who_lets_go(stores: Stores) -> None:
 
     def forks() -> None:
         tries.set()
-        _objects.before_fork()
+        _looks.before_fork()
         done.append("forked")
-        _objects.after_fork()
+        _looks.after_fork()
 
     reading = Reading()
     stores.ledger.looks.note(reading)
