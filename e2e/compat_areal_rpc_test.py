@@ -149,7 +149,9 @@ def test_refusals(peer: Peer) -> None:
         assert got == status and match in reply["error"], (path, got, reply)
 
     plain = {"engine": "areal_engines.Plain", "engine_name": "e/0"}
-    assert peer.post("/create_engine", **plain)[0] == 200
+    status, made = peer.post("/create_engine", **plain)
+    assert status == 200 and made["message"].endswith("created and initialized")
+    assert made["engine_name"] in made["message"] and made["result"] is None
     refused(400, "/create_engine", "already exists", **plain)
     refused(400, "/create_engine", "'engine'", engine_name="x")
     refused(400, "/create_engine", "'engine'", engine="", engine_name="x")

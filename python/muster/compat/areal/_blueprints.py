@@ -31,14 +31,19 @@ def _configure(state: GuardState, data: Any) -> Any:
     return {"status": "success", "message": "Worker configured.", "result": None}
 
 
-def _asking(what: str, texts: tuple[str, str], values: tuple[str, ...]) -> Callable[..., Any]:
-    """Has the host do something: by two texts that a request needs, and values that it may have."""
+def _asking(
+    what: str, texts: tuple[str, str], values: tuple[str, ...], message: str = ""
+) -> Callable[..., Any]:
+    """Has the host do something: by two texts that a request needs, and values that it may have;
+    the reply has the texts, and a message of them where that is AReaL's."""
 
     def serve(state: GuardState, data: Any) -> Any:
         named = {key: needed(data, key, str) for key in texts}
         given = {key: data[key] for key in values if data.get(key)}
         result = state.host.ask(what, **named, **plain(_read(state, given)))
-        return {"status": "success", **named, "result": serialization().serialize_value(result)}
+        reply = {"message": message.format(**named)} if message else {}
+        reply |= {"status": "success", **named}
+        return {**reply, "result": serialization().serialize_value(result)}
 
     return serve
 
@@ -53,7 +58,10 @@ engine_bp: Routes = {
     ("POST", "/configure"): _configure,
     ("POST", "/set_env"): set_env,
     ("POST", "/create_engine"): _asking(
-        "do_create_engine", ("engine", "engine_name"), ("init_args", "init_kwargs")
+        "do_create_engine",
+        ("engine", "engine_name"),
+        ("init_args", "init_kwargs"),
+        "Engine '{engine_name}' created and initialized",
     ),
     ("POST", "/call"): _asking(
         "do_call", ("method", "engine_name"), ("args", "kwargs", "rpc_meta")
