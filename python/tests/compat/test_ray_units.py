@@ -227,6 +227,9 @@ def test_an_error_tells_of_the_actor_and_its_method() -> None:
         told = exceptions.translate(native, "id", "step")
         assert str(told) == "actor 'env/1-ü'.step was cancelled"
         assert str(pickle.loads(pickle.dumps(told))) == str(told)
+    ended = _errors.NotFoundError(f"service {service} is no more: it was shut down")
+    told = exceptions.translate(ended, "id", "step")
+    assert str(told) == "actor 'env/1-ü' is no more: it was shut down"
     task = _errors.CallCancelledError(
         "task-f.1.run was cancelled", cluster="task-f.1", method="run"
     )

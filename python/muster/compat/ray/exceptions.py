@@ -6,11 +6,15 @@ the exception itself in ``cause``. Nothing here talks to anybody.
 
 from __future__ import annotations
 
+import re
+
 from ... import _errors
 from ._state import actor_name
 
 #: How one that is no Exception, and so is not rebuilt here, is told of.
 _CANCELLED = "asyncio.exceptions.CancelledError"
+#: How one is told of that has ended.
+_GONE = re.compile(r"service (\S+) is no more")
 #: The method of hosts, and of a crew's members, that runs the user's.
 HOSTED = "run"
 
@@ -109,12 +113,16 @@ def translate(error: BaseException, actor: str | None = None, method: str = "") 
 def _in_users_words(error: _errors.MusterError) -> str:
     """Its text, with the actor and its method in the place of the service and the host's."""
     text, (service, method) = str(error), _errors.called(error)
-    if not service or not method:
+    if isinstance(error, _errors.NotFoundError) and (gone := _GONE.match(text)):
+        service = gone[1]
+    if not service:
         return text
+    method = method or HOSTED
     text = text.replace(f"{service}.{HOSTED}", f"{service}.{method}")
     text = text.replace(f"of {HOSTED} on {service}", f"of {method} on {service}")
     if (named := actor_name(service)) is not None:
         text = text.replace(f"worker {service} (rank 0)", service)
+        text = text.replace(f"service {service}", service)
         text = text.replace(service, f"actor {named[1]!r}")
     return text
 
