@@ -1,6 +1,7 @@
 package head
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -88,13 +89,16 @@ func (h *Head) createCluster(ctx context.Context, owner *caller, origin uint64, 
 
 // registerCluster checks, places and names a cluster, all before anything starts.
 // Where a service has the name, what follows is for yields to say.
-func (h *Head) registerCluster(owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (made, taken *cluster, err error) {
+func (h *Head) registerCluster(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (made, taken *cluster, err error) {
 	s := req.Spec
 	if s.Runtime.Python == "" && len(s.Runtime.Command) == 0 {
 		s.Runtime = owner.runtime
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if ctx.Err() != nil { // under the lock, in which it is given up
+		return nil, nil, spec.Errorf(spec.CodeCancelled, "%s %s: its start was given up: %v", cmp.Or(s.Kind, spec.KindCluster), s.Name, context.Cause(ctx))
+	}
 	if owner.worker != nil {
 		s.Runtime = s.Runtime.Back(owner.worker.node.moved)
 	}

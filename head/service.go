@@ -44,7 +44,7 @@ func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *
 	defer stop()
 	for {
 		changed := h.changing()
-		made, taken, err := h.registerOnAny(owner, origin, &seat.req, given)
+		made, taken, err := h.registerOnAny(ctx, owner, origin, &seat.req, given)
 		if taken == nil && err != nil && seat.again(changed, &err) {
 			continue
 		}
@@ -63,8 +63,8 @@ func (h *Head) register(ctx context.Context, owner *caller, origin uint64, req *
 
 // registerOnAny has a cluster registered on the first of its pools that has what it
 // takes. Where none has, the error is that of one that will have it when it is free.
-func (h *Head) registerOnAny(owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (made, taken *cluster, err error) {
-	made, taken, err = h.registerCluster(owner, origin, req, given)
+func (h *Head) registerOnAny(ctx context.Context, owner *caller, origin uint64, req *wire.ClusterCreate, given *setup) (made, taken *cluster, err error) {
+	made, taken, err = h.registerCluster(ctx, owner, origin, req, given)
 	small := func(err error) bool { return spec.AsError(err).Code == spec.CodePlacement }
 	for _, pool := range req.Others {
 		if err == nil || !small(err) && spec.AsError(err).Code != spec.CodeResources {
@@ -72,7 +72,7 @@ func (h *Head) registerOnAny(owner *caller, origin uint64, req *wire.ClusterCrea
 		}
 		other := *req
 		other.Pool = pool
-		m, t, e := h.registerCluster(owner, origin, &other, given)
+		m, t, e := h.registerCluster(ctx, owner, origin, &other, given)
 		if e == nil || small(err) && !small(e) {
 			made, taken, err = m, t, e
 		}
