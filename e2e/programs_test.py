@@ -160,8 +160,8 @@ def test_it_ends_with_a_worker_that_is_killed(worker: WorkerHandle) -> None:
     ids=["code", "signal"],
 )
 def test_a_worker_that_it_leads(worker: WorkerHandle, source: str, code: int, name: str) -> None:
-    worker.be(source)
     with pytest.raises(WorkerDiedError) as died:
+        worker.be(source)  # which may end before the worker has answered
         while True:
             worker.lines()
     assert (died.value.exit_code, died.value.signal or "") == (code, name)
