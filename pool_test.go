@@ -3,6 +3,7 @@ package muster_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/muster-rl/muster"
@@ -12,14 +13,11 @@ import (
 func devicesOf(c *muster.Cluster) []string {
 	var all []string
 	for _, w := range c.Workers() {
-		text := w.NodeName + ":"
-		for i, d := range w.Devices {
-			if i > 0 {
-				text += ","
-			}
-			text += fmt.Sprint(d.Device)
+		var devices []int
+		for _, d := range w.Devices {
+			devices = append(devices, d.Device)
 		}
-		all = append(all, text)
+		all = append(all, on(w.NodeName, devices))
 	}
 	return all
 }
@@ -28,16 +26,17 @@ func devicesOf(c *muster.Cluster) []string {
 func nodesOf(p *muster.Pool) []string {
 	var all []string
 	for _, n := range p.Nodes() {
-		text := n.Name + ":"
-		for i, d := range n.Devices {
-			if i > 0 {
-				text += ","
-			}
-			text += fmt.Sprint(d.Index)
+		var devices []int
+		for _, d := range n.Devices {
+			devices = append(devices, d.Index)
 		}
-		all = append(all, text)
+		all = append(all, on(n.Name, devices))
 	}
 	return all
+}
+
+func on(node string, devices []int) string {
+	return node + ":" + strings.Trim(strings.ReplaceAll(fmt.Sprint(devices), " ", ","), "[]")
 }
 
 // is compares lists.
