@@ -299,7 +299,7 @@ func (w *workerConn) returned(rest []byte, b *batch) error {
 			}
 		}
 	}
-	if to := w.holder(); to != 0 {
+	if to := w.holder(); to != 0 && h.resuming == nil { // else it is lost: the others are counted first
 		h.leases.Replace(to, counts)
 		if m.Lent != nil {
 			h.leases.Borrows(to, countsOf(m.Lent))
@@ -340,7 +340,7 @@ func (w *workerConn) takesLocked(f *wire.Frame, verb string) (bool, error) {
 	switch {
 	case w.lineEnd.gen != w.line.gen:
 		return false, errReplaced
-	case h.resuming == nil || !h.resuming.waits[w.worker], verb == "back", verb == "resent":
+	case h.resuming == nil || !h.resuming.takesOf(w.worker), verb == "back", verb == "resent":
 		return true, nil
 	}
 	f.Keep()

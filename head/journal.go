@@ -134,6 +134,7 @@ func (h *Head) noteSoonLocked(cl *cluster) {
 		defer h.mu.Unlock()
 		cl.noting = false
 		h.noteClusterLocked(cl)
+		h.fault("noted")
 	})
 }
 

@@ -41,9 +41,10 @@ func (h *Head) arrivedLocked(from, call lease.Holder, bufs []wire.Buf) {
 		if made {
 			h.leases.Place(o, ref.Segment)
 		}
-		if made && from == 0 && call == 0 {
+		if made && from == 0 && call == 0 && h.resuming == nil {
 			// It is told again, of a call that nobody waits for: its store may have made it
-			// while there was no head, and hears from nobody else that it can go.
+			// while there was no head, and hears from nobody else that it can go. While
+			// others are waited for, nobody knows yet who has it (countObjectsLocked).
 			h.leases.Add(resumeHolder, o)
 			h.leases.Release(resumeHolder, o, 1)
 		}
@@ -58,8 +59,8 @@ func (h *Head) namedLocked(w *worker, f *wire.Frame) {
 		holder = lease.Call(f.ID)
 	}
 	from := w.holder()
-	if f.Flags&wire.FlagAgain != 0 {
-		from = 0 // it has told what it knows of
+	if f.Flags&wire.FlagAgain != 0 || h.resuming != nil {
+		from = 0 // it has told what it knows of, or is lost and not counted
 	}
 	h.arrivedLocked(from, holder, f.Bufs)
 }
@@ -136,6 +137,10 @@ func (h *Head) releasedLocked(from lease.Holder, body []byte) error {
 // endedLocked drops all that a process knew of, and what it made, in the store of
 // its node, and told nobody of.
 func (h *Head) endedLocked(holder lease.Holder, node int, b *batch) {
+	if r := h.resuming; r != nil { // others may have what its store was never told to hold
+		r.ended = append(r.ended, endedOn{holder, node})
+		return
+	}
 	h.leases.End(holder)
 	h.tellStoresLocked(b)
 	if node < len(h.nodes) {

@@ -39,6 +39,7 @@ type resuming struct {
 	objects map[lease.Holder][]wire.Released
 	lent    map[lease.Holder][]wire.Released // of workers that say so
 	stored  map[lease.Object]uint32          // what stores have and were told to hold, and where
+	ended   []endedOn                        // processes that were not waited for, or not any more
 	copied  []copiedAt                       // what stores have of others' objects
 	lost    map[*worker]*spec.Error
 	made    []putCall
@@ -49,6 +50,12 @@ type resuming struct {
 	late    bool        // the grace is over
 	calm    bool        // idle has passed
 	over    bool
+}
+
+// endedOn is a process that has ended, and its node.
+type endedOn struct {
+	holder lease.Holder
+	node   int
 }
 
 // putCall is a call that was sent again, with the objects that it came with.
@@ -260,6 +267,10 @@ func (h *Head) loseLaterLocked(w *worker, why *spec.Error) {
 	h.settleSoonLocked()
 }
 
+// takesOf says that what a worker has to tell is put together with the rest: it is
+// waited for, or was until it ended.
+func (r *resuming) takesOf(w *worker) bool { return r.waits[w] || r.legs[w] != nil }
+
 // losses are the workers that are lost, those first whose own end it is that is to
 // be told: where one takes its cluster along, the others are replaced with it.
 func (r *resuming) losses() []*worker {
@@ -415,6 +426,9 @@ func (h *Head) settle() {
 	}
 	h.leases.End(resumeHolder)
 	h.tellStoresLocked(&b)
+	for _, at := range r.ended {
+		h.endedLocked(at.holder, at.node, &b)
+	}
 	h.settledLocked(r, &b)
 	h.announceLocked()
 	h.free.Broadcast()

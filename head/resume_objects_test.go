@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/muster-rl/muster/backend/fake"
@@ -168,6 +169,96 @@ func TestWorkersThatDoNotTellTheirLoans(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What a script was answered stays its own where the ranks that made it are about to be
+// replaced as the head ends: they come back to the next head, which does not wait for
+// them, with results that nobody asks for, before the script is there to say that it
+// has them.
+func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
+	shelf, legs, stopping := newShelf(), make(chan *fake.Leg, 8), make(chan struct{}, 8)
+	noted, agents, handled := make(chan struct{}, 64), make(chan struct{}), make(chan struct{})
+	var first atomic.Uint32 // the number of rank 0's first process
+	s := newCrashes(t, "2x1", fake.Script{
+		Answer: func(l *fake.Leg) { legs <- l }, Stored: shelf.stored,
+		Objects: func(node int, o wire.Objects) {
+			if node == 0 {
+				shelf.objects(node, o)
+			}
+		},
+		Spared: func(w *fake.Worker) bool {
+			spare := first.CompareAndSwap(w.Number, 0) // once
+			if spare {
+				stopping <- struct{}{}
+			}
+			return spare
+		},
+		Holds: func(*fake.Worker) []wire.Released {
+			<-agents // which are back before it
+			return nil
+		},
+	})
+	back, results := 0, 0
+	s.onStep = func(epoch int, step string) {
+		switch {
+		case epoch == 1 && step == "noted":
+			noted <- struct{}{}
+		case epoch != 2:
+		case step == "agent back":
+			if back++; back == 2 {
+				close(agents)
+			}
+		case step == "result":
+			results++
+		case step == "flushed" && results > 0 && handled != nil:
+			close(handled)
+			handled = nil
+		}
+	}
+	later := handled
+	s.mu.Lock()
+	token := s.head.Token()
+	s.mu.Unlock()
+	var mu sync.Mutex
+	crashed := false
+	c := newReturning(t, func() (*wire.Conn, error) {
+		mu.Lock()
+		wait := crashed
+		mu.Unlock()
+		if wait {
+			<-later
+		}
+		return s.dial()
+	}, wire.Hello{Role: wire.RoleController, Token: token})
+	var p spec.Pool
+	must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 2, Timeout: 10}, &p))
+	info, of := &wire.ClusterInfo{}, clusterSpec("c", 2)
+	restarting(spec.OnFailureCluster, 3)(&of)
+	must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: of}, info))
+	first.Store(info.Workers[0].Number)
+	to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
+	o := c.call(to, args("make"))
+	within(t, legs, "a leg").ReturnValue(wire.Value{Raw: array, Bufs: []wire.Buf{object(0, 5)}})
+	_, err := c.wait(o)
+	must(t, err)
+	tells(t, shelf.told, "hold 5")
+	c.mu.Lock()
+	c.holds = []wire.Released{{Object: 5, Count: 1}}
+	c.mu.Unlock()
+	mu.Lock()
+	crashed = true
+	mu.Unlock()
+	s.fake.Worker("c-1").Die(wire.Exited{Signal: "SIGKILL", Why: "killed by SIGKILL"})
+	within(t, stopping, "the end of the other rank")
+	within(t, noted, "its note")
+	s.crashNow()
+	c.post(wire.Frame{
+		Header: wire.Header{Kind: wire.KindCall}, Body: append(to.route(), args(raw(array))...), Bufs: []wire.Buf{object(0, 6)},
+	}, 1)
+	tells(t, shelf.told, "hold 6") // a drop of 5 would be told before
+	c.release(5)
+	tells(t, shelf.told, "drop 5", "drop 6") // which its rank does not live to read
+	must(t, s.end(c))
 }
 
 func (c *returning) release(n uint64) {

@@ -36,6 +36,7 @@ type crashes struct {
 	steps  []string      // of all heads, in order
 	at     []int         // steps at which heads end, of those that are to come
 	next   chan struct{} // a head has ended
+	onStep func(epoch int, step string)
 	runs   sync.WaitGroup
 	err    error
 }
@@ -82,10 +83,13 @@ func (c *crashes) start() {
 	}
 	c.epochs++
 	var h *head.Head
-	dead := false
+	dead, epoch := false, c.epochs
 	o.Fault = func(step string) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if c.onStep != nil {
+			c.onStep(epoch, step)
+		}
 		if dead || h == nil {
 			return
 		}

@@ -53,6 +53,9 @@ type Script struct {
 	Unordered bool
 	// Stop is told before a worker is stopped on the head's request.
 	Stop func(w *Worker)
+	// Spared says that a request to stop a worker never arrives, as when the head ends
+	// before it is written; the head must end then. By default all do.
+	Spared func(w *Worker) bool
 }
 
 // Backend is nodes that are not there. It implements backend.Backend.

@@ -122,6 +122,9 @@ func (a *Agent) stop(req *wire.Stop) {
 		return
 	}
 	for _, w := range a.live(numbers) {
+		if a.script.Spared != nil && a.script.Spared(w) {
+			continue
+		}
 		if a.script.Stop != nil {
 			a.script.Stop(w)
 		}
