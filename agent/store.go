@@ -27,6 +27,8 @@ const (
 	shareOfFiles     = 4    // one in so many descriptors may be a segment's
 	shareToSpare     = 0.03 // of the machine, or of the cgroup, that a store never takes
 	leastToSpare     = 64 << 20
+	// Below so much of it beyond that, a store keeps no memory that nothing lies in.
+	shareToLeave = 0.1
 )
 
 // storeOptions says what the store of this node may have.
@@ -36,6 +38,7 @@ func storeOptions(join backend.Join, files uint64) (store.Options, error) {
 		Node: join.Node, Name: join.Name, Segments: int(files / shareOfFiles), //nolint:gosec // a limit of descriptors
 	}
 	opts.Free = func() uint64 { return freeMemory(root) }
+	opts.Low = uint64(float64(memoryLimit(root)) * shareToLeave)
 	var err error
 	if text := os.Getenv("MUSTER_STORE_BYTES"); text == "" {
 		opts.Budget = defaultBudget(root) / uint64(max(1, join.Sharing))

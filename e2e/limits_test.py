@@ -231,6 +231,39 @@ if __name__ == "__main__":
         assert out[0] == "told True True" and 4 <= int(out[1].split()[1]) < 150
 
 
+@pytest.mark.parametrize("group", [768], indirect=True)
+def test_workers_that_grow_get_what_batches_do_not_need_any_more(
+    tmp_path: Path, group: Path
+) -> None:
+    """Memory that a store keeps for later batches is not what the kernel kills a worker for."""
+    source = r"""
+import numpy as np
+from muster import Batch
+class Growing(Worker):
+    @register(Dispatch.DP_MP_COMPUTE)
+    def double(self, b):
+        return Batch({"x": b["x"] * 2})
+    def grow(self, mib):
+        self.kept = []
+        for _ in range(mib):
+            self.kept.append(bytearray(b"x") * (1 << 20))
+        return len(self.kept)
+if __name__ == "__main__":
+    with open(sys.argv[1] + "/cgroup.procs", "w") as f:
+        f.write(str(os.getpid()))
+    c = Cluster(name="one", worker_cls=Growing, resource_manager=ResourceManager(0, 1),
+                worker_config=WorkerConfig(world_size=1))
+    for i in range(3):
+        held = [c.double(Batch({"x": np.full((8, 1 << 20), i, np.int8)})) for _ in range(40)]
+        del held
+    print("grew", c.execute_rank_zero_sync("grow", 400), flush=True)
+    print("then", int(c.double(Batch({"x": np.full((4, 8), 7)}))["x"][3, 3]))
+"""
+    variables = {"MUSTER_SPILL_DIR": "off", "MUSTER_STORE_BYTES": "384MiB"}
+    out = output_of(run_script(tmp_path, source, str(group), **variables)).splitlines()
+    assert out == ["grew 400", "then 14"]
+
+
 @pytest.fixture
 def tiny() -> Iterator[Path]:
     """A disk of 256 KiB, with nothing on it yet."""

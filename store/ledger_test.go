@@ -92,7 +92,7 @@ func (w *world) some() uint64 {
 
 func (w *world) step() {
 	m := w.someone()
-	switch w.IntN(12) {
+	switch w.IntN(13) {
 	case 0, 1, 2:
 		w.alloc(m)
 	case 3, 4:
@@ -129,6 +129,13 @@ func (w *world) step() {
 		w.endCopy()
 	case 11:
 		w.end(m)
+	case 12:
+		short, before := w.Uint64N(4*mib), w.l.pooled
+		w.event("ease by %d", short)
+		w.l.ease(short)
+		if gone := before - w.l.pooled; gone < short && w.l.pooled > 0 {
+			w.fail("%d bytes were given back of %d, and %d are kept", gone, short, w.l.pooled)
+		}
 	}
 	w.check()
 }

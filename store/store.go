@@ -43,6 +43,9 @@ type Options struct {
 	// Free says how much memory can be taken without harm; nil: enough, which
 	// is for tests: the kernel does not refuse, it kills.
 	Free func() uint64
+	// Low is how much of that must be left, or memory that nothing lies in any more is
+	// not kept for later objects; 0: it always is.
+	Low uint64
 	// Moving tells the head that an object is about to be spilled, which it
 	// answers by Objects.Moved; nil: nobody is ever told where objects lie.
 	Moving func(object uint64)
@@ -71,6 +74,7 @@ type Store struct {
 	roomy   chan struct{}            // who waits for room; nil: nobody
 	conns   map[*wire.Conn]bool
 	closed  bool
+	easing  bool // somebody looks whether memory is short
 	serving sync.WaitGroup
 
 	self      *peer                // who has the views of the store itself
@@ -196,9 +200,12 @@ func (s *Store) unlock() {
 			delete(s.sealing, id)
 		}
 	}
-	if t.room && s.roomy != nil {
-		close(s.roomy)
-		s.roomy = nil
+	if t.room {
+		s.easeLocked()
+		if s.roomy != nil {
+			close(s.roomy)
+			s.roomy = nil
+		}
 	}
 	s.mu.Unlock()
 	for _, seg := range t.discard {

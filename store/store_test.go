@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -370,6 +371,46 @@ func TestTheMachineIsShortOfMemory(t *testing.T) {
 	free.Store(mib / 2)
 	_, err := c.Alloc(mib)
 	wantError(t, err, spec.CodeStoreFull, "1 MiB of its budget of 64 MiB are in use", "has 512 KiB of memory to spare")
+}
+
+// What is kept for later objects is given back where memory gets short, as much as is
+// missing, the longest unused first; what somebody has stays.
+func TestMemoryIsGivenBackWhereItIsShort(t *testing.T) {
+	var free atomic.Uint64
+	free.Store(64 * mib)
+	r := newRig(t, func(o *Options) { o.Free, o.Low = free.Load, 32*mib })
+	c := r.client(1)
+	kept := put(t, c, unit, 1)
+	r.hold(kept)
+	var ids []uint64
+	for i := range byte(4) {
+		ids = append(ids, put(t, c, unit, i))
+	}
+	r.hold(ids...)
+	r.drop(ids...)
+	capacity := capacity(unit)
+	r.until("all to be kept", func(s *wire.StoreStatus) bool { return s.Pooled == 4*capacity })
+	free.Store(32*mib - 1)
+	r.until("one to be given back, and then the rest", func(s *wire.StoreStatus) bool { return s.Pooled == 0 })
+	if s := r.Status(); s.Used != capacity {
+		t.Errorf("%d bytes are in use, of %d", s.Used, capacity)
+	}
+	free.Store(64 * mib)
+	views := open(t, c, kept)
+	if err := filled(views[0].Bytes, unit, 1); err != nil {
+		t.Error(err)
+	}
+	views[0].Close()
+	r.drop(kept)
+	r.until("it to be kept", func(s *wire.StoreStatus) bool { return s.Pooled == capacity })
+}
+
+func TestWhenToLookAgain(t *testing.T) {
+	for left, want := range map[uint64]time.Duration{0: easeSoon, 1: easeSoon, easeRate / 2: 500 * time.Millisecond, never: easeLater} {
+		if got := easeWait(left); got != want {
+			t.Errorf("with %d bytes left: %v, not %v", left, got, want)
+		}
+	}
 }
 
 // Room that was found is taken by others before there is memory: it is looked for
