@@ -80,7 +80,7 @@ def _growth(found: hops.Found) -> Section:
             cells = ["-" if value is None else f"{value:.1%}" for value in values]
             body.append([hops.said(mib), *cells])
     title = "Growth of the script's resident memory, as a share of the bytes passed between groups"
-    return title, ["", "Muster", "Ray, references", "Ray, sent again", "Ray, put once"], body
+    return title, ["", "Muster", "Ray, references", "Ray, sent again", "Ray, put before"], body
 
 
 def _goals(found: hops.Found) -> Section:

@@ -99,11 +99,12 @@ class Ray:
         def make(step: int) -> list[Any]:
             return self._make(rows, step)
 
-        def put(step: int) -> Any:
-            return ray.put(np.concatenate(ray.get(self._make(rows, step))))
+        def whole(step: int) -> loads.Matrix:
+            return np.concatenate(ray.get(self._make(rows, step)))
 
         return [
-            Way("put", put, self._pass_put),
+            Way("put", lambda step: ray.put(whole(step)), self._pass_put),
+            Way("putting", whole, lambda matrix: self._pass_put(ray.put(matrix))),
             Way("gathered", make, self._gather_and_send),
             Way("resent", make, self._resend),
             Way("refs", make, self._pass_on),
