@@ -80,6 +80,7 @@ func (c *callerConn) returned(rest []byte, b *batch) error {
 	} else if to := c.holder(); to != 0 { // its call connection has its own in flight
 		h.leases.Raise(to, counts)
 	}
+	h.cameOrWentLocked(c.caller, b)
 	h.tellStoresLocked(b)
 	return nil
 }
@@ -387,7 +388,13 @@ func (n *node) tellStoreLocked(there []wire.ObjectAt, b *batch) {
 	h := n.h
 	h.tellStoresLocked(b)
 	objects, lent := h.leases.On(n.index)
-	m := wire.Objects{All: true}
+	m := wire.Objects{All: true, Gone: append(n.owed.Gone, h.endedMakersLocked(there)...)}
+	for _, o := range n.owed.Drop {
+		if !h.leases.Has(lease.Object(o)) {
+			m.Drop = append(m.Drop, o)
+		}
+	}
+	n.owed = wire.Objects{}
 	for _, o := range objects {
 		m.Hold = append(m.Hold, uint64(o))
 	}

@@ -443,6 +443,7 @@ func (c *caller) leave(err error) {
 	if c.worker == nil {
 		h.endedLocked(lease.Caller(c.number), c.worker.nodeIndex(), &b)
 	}
+	h.cameOrWentLocked(c, &b)
 	isOwner := h.owner == c
 	var mine []*cluster
 	for _, cl := range h.clusters {

@@ -516,10 +516,11 @@ func (h *Head) stopCluster(ctx context.Context, cl *cluster, why string) error {
 	if h.names[cl.Name] == cl {
 		delete(h.names, cl.Name)
 	}
-	for _, w := range cl.workers {
+	var b batch
+	for _, w := range cl.workers { // also those whose exits the agent told a head before this one
+		h.lostLocked(w, spec.Errorf(spec.CodeWorkerDied, "%s is no more: %s", cl.title(), why), &b)
 		delete(h.workers, w.Number)
 	}
-	var b batch
 	h.unkeepAllLocked(cl)
 	h.endSetupLocked(cl)
 	h.tellStoresLocked(&b)

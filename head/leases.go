@@ -238,7 +238,14 @@ func (h *Head) tellingLocked(node int) *node {
 
 // noticeLocked queues a notice to an agent, if it is there.
 func (n *node) noticeLocked(verb string, notice marshaler, b *batch) {
-	if n.conn == nil || n.lost != nil {
+	if n.lost != nil {
+		return
+	}
+	if n.conn == nil {
+		if m, ok := notice.(*wire.Objects); ok { // the rest it is told anew when it is back
+			n.owed.Drop = append(n.owed.Drop, m.Drop...)
+			n.owed.Gone = append(n.owed.Gone, m.Gone...)
+		}
 		return
 	}
 	body, err := wire.AppendVerb(b.body[:0], verb, notice)

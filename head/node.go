@@ -28,6 +28,7 @@ type node struct {
 	asker *wire.Asker  // nil while it is away
 	cast  [2][]uint32  // links that a call goes to, those that are muted second; empty between calls
 	told  wire.Objects // for its store, while that is put together; empty between
+	owed  wire.Objects // what its store is yet to hear of, as it was away
 	ready bool
 	lost  *spec.Error     // why it is no use any more
 	leave string          // why its agent is about to end, by its own word; "": it is not

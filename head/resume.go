@@ -39,7 +39,9 @@ type resuming struct {
 	objects map[lease.Holder][]wire.Released
 	lent    map[lease.Holder][]wire.Released // of workers that say so
 	stored  map[lease.Object]uint32          // what stores have and were told to hold, and where
+	unheld  map[*node][]wire.ObjectAt        // what they have besides
 	ended   []endedOn                        // processes that were not waited for, or not any more
+	missing map[*caller]bool                 // those that may still come back, and have objects
 	copied  []copiedAt                       // what stores have of others' objects
 	lost    map[*worker]*spec.Error
 	made    []putCall
@@ -60,7 +62,7 @@ type endedOn struct {
 
 // putCall is a call that was sent again, with the objects that it came with.
 type putCall struct {
-	call *call.Call
+	call *call.Call // nil: it was refused
 	bufs []wire.Buf
 }
 
@@ -73,7 +75,7 @@ func (h *Head) restore(s *journal.State) error {
 	r := &resuming{
 		nodes: map[*node]bool{}, waits: map[*worker]bool{}, callers: map[*caller]bool{},
 		legs: map[*worker]*wire.WorkerBack{}, objects: map[lease.Holder][]wire.Released{}, lent: map[lease.Holder][]wire.Released{},
-		stored: map[lease.Object]uint32{}, lost: map[*worker]*spec.Error{},
+		stored: map[lease.Object]uint32{}, unheld: map[*node][]wire.ObjectAt{}, missing: map[*caller]bool{}, lost: map[*worker]*spec.Error{},
 	}
 	h.resuming = r
 	h.begun = time.Unix(0, int64(s.Meta.Begun*float64(time.Second)))
@@ -250,6 +252,8 @@ func (h *Head) nodeBackLocked(n *node, m *wire.AgentBack) {
 	for _, at := range m.Objects {
 		if at.Held != 0 {
 			r.stored[lease.Object(at.Object)] = at.Segment
+		} else {
+			r.unheld[n] = append(r.unheld[n], at)
 		}
 	}
 	h.settleSoonLocked()
@@ -400,7 +404,10 @@ func (h *Head) settle() {
 	back := func(number uint32) bool { return h.callers[number] != nil && h.callers[number].all }
 	ops := together.Prepare(back, h.orphanLocked)
 	for _, put := range r.made {
-		if put.call.Leased {
+		switch {
+		case put.call == nil:
+			h.arrivedLocked(0, 0, put.bufs)
+		case put.call.Leased:
 			h.arrivedLocked(0, lease.Call(uint64(put.call.ID)), put.bufs)
 		}
 	}
@@ -424,11 +431,17 @@ func (h *Head) settle() {
 	for _, c := range callers {
 		c.unputLocked(&b)
 	}
-	h.leases.End(resumeHolder)
-	h.tellStoresLocked(&b)
-	for _, at := range r.ended {
-		h.endedLocked(at.holder, at.node, &b)
+	for _, c := range callers {
+		if c.worker == nil && c.port == nil && !c.left && !c.goesLocked() {
+			r.missing[c] = true
+		}
 	}
+	if len(r.missing) == 0 {
+		h.countedLocked(r, &b)
+	} else {
+		h.missing = r
+	}
+	h.tellStoresLocked(&b)
 	h.settledLocked(r, &b)
 	h.announceLocked()
 	h.free.Broadcast()
@@ -488,6 +501,7 @@ func (h *Head) putCallLocked(c *caller, f *wire.Frame, together *call.Comeback, 
 		}
 	}
 	if refused != nil {
+		h.resuming.made = append(h.resuming.made, putCall{nil, f.Bufs})
 		c.refuseAgainLocked(f.ID, refused, b)
 		return
 	}
@@ -538,6 +552,11 @@ func (h *Head) replayLocked(workers []*worker, b *batch) {
 	}
 }
 
+// goesLocked says that a caller is not to come back any more.
+func (c *caller) goesLocked() bool {
+	return c.late || (!c.all && (c.dead || c.h.opts.Grace <= 0))
+}
+
 // drain handles what a caller has sent while others were waited for, and then
 // whatever comes. One that did not come back has the rest of the grace, unless
 // workers had something of it: that was not claimed, and must not come now.
@@ -549,7 +568,7 @@ func (c *caller) drain() {
 		c.early = nil
 		if len(early) == 0 {
 			c.draining = false
-			gone := c.late || (!c.all && (c.dead || h.opts.Grace <= 0))
+			gone := c.goesLocked()
 			if !c.all && !gone && c.port == nil {
 				c.awayLocked(h, h.opts.Grace, func() { c.leave(errAwayTooLong) })
 			}

@@ -33,7 +33,8 @@ func (s *Store) ease() {
 		}
 		free := s.opts.Free()
 		s.mu.Lock()
-		s.ledger.ease(excess(s.opts.Low, free))
+		sharing := uint64(max(1, s.opts.Sharing)) //nolint:gosec // a number of nodes
+		s.ledger.ease((excess(s.opts.Low, free) + sharing - 1) / sharing)
 		over := s.closed || s.ledger.pooled == 0
 		if over {
 			s.easing = false

@@ -39,6 +39,14 @@ func (l *ledger) ended(p *peer) {
 	for id, v := range p.views {
 		l.unview(p, id, v.count)
 	}
+	if l.went[p.holder] { // what it has sealed since, and the head has not heard of
+		for _, o := range l.objects {
+			if o.maker == p && !o.held {
+				o.released = true
+				l.rest(o)
+			}
+		}
+	}
 }
 
 // breakUp is the end of an object that will not be sealed. Its segment stays

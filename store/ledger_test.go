@@ -283,7 +283,7 @@ func (w *world) processEnds(m *model) {
 	for _, o := range w.objects {
 		delete(o.views, m)
 		o.written = o.written || o.maker == m
-		o.released = o.released || o.maker == m && o.broken && !o.held && w.l.went[m.holder]
+		o.released = o.released || o.maker == m && !o.held && w.l.went[m.holder]
 	}
 	m.sees = nil
 }

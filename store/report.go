@@ -275,7 +275,7 @@ func (s *Store) Back() []wire.ObjectAt {
 		if o.copy != nil {
 			continue // Copies tells of those
 		}
-		at := wire.ObjectAt{Object: id}
+		at := wire.ObjectAt{Object: id, Maker: o.maker.holder}
 		if o.state == sealed && o.segment != nil && !o.copying {
 			at.Segment = uint32(o.segment.id) //nolint:gosec // numbered from 1, as references have them
 		}

@@ -44,8 +44,10 @@ type Options struct {
 	// is for tests: the kernel does not refuse, it kills.
 	Free func() uint64
 	// Low is how much of that must be left, or memory that nothing lies in any more is
-	// not kept for later objects; 0: it always is.
-	Low uint64
+	// not kept for later objects; 0: it always is. Sharing is how many stores look at
+	// the same memory, and give back each its part.
+	Low     uint64
+	Sharing int
 	// Moving tells the head that an object is about to be spilled, which it
 	// answers by Objects.Moved; nil: nobody is ever told where objects lie.
 	Moving func(object uint64)

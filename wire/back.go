@@ -50,11 +50,12 @@ type WorkerAt struct {
 
 //msgp:tuple ObjectAt
 
-// ObjectAt is an object that a store has.
+// ObjectAt is an object that a store has, and the holder that made it.
 type ObjectAt struct {
 	Object  uint64
 	Segment uint32
 	Held    int // 1: the head had told it to hold it
+	Maker   uint64
 }
 
 // Again (notice again, head to controller) names calls whose frames are needed

@@ -178,11 +178,11 @@ func (z *AgentBack) MarshalMsg(b []byte) (o []byte, err error) {
 	o = append(o, 0xa7, 0x6f, 0x62, 0x6a, 0x65, 0x63, 0x74, 0x73)
 	o = msgp.AppendArrayHeader(o, uint32(len(z.Objects)))
 	for za0003 := range z.Objects {
-		// array header, size 3
-		o = append(o, 0x93)
-		o = msgp.AppendUint64(o, z.Objects[za0003].Object)
-		o = msgp.AppendUint32(o, z.Objects[za0003].Segment)
-		o = msgp.AppendInt(o, z.Objects[za0003].Held)
+		o, err = z.Objects[za0003].MarshalMsg(o)
+		if err != nil {
+			err = msgp.WrapError(err, "Objects", za0003)
+			return
+		}
 	}
 	return
 }
@@ -271,29 +271,9 @@ func (z *AgentBack) UnmarshalMsg(bts []byte) (o []byte, err error) {
 				z.Objects = make([]ObjectAt, zb0005)
 			}
 			for za0003 := range z.Objects {
-				var zb0006 uint32
-				zb0006, bts, err = msgp.ReadArrayHeaderBytes(bts)
+				bts, err = z.Objects[za0003].UnmarshalMsg(bts)
 				if err != nil {
 					err = msgp.WrapError(err, "Objects", za0003)
-					return
-				}
-				if zb0006 != 3 {
-					err = msgp.ArrayError{Wanted: 3, Got: zb0006}
-					return
-				}
-				z.Objects[za0003].Object, bts, err = msgp.ReadUint64Bytes(bts)
-				if err != nil {
-					err = msgp.WrapError(err, "Objects", za0003, "Object")
-					return
-				}
-				z.Objects[za0003].Segment, bts, err = msgp.ReadUint32Bytes(bts)
-				if err != nil {
-					err = msgp.WrapError(err, "Objects", za0003, "Segment")
-					return
-				}
-				z.Objects[za0003].Held, bts, err = msgp.ReadIntBytes(bts)
-				if err != nil {
-					err = msgp.WrapError(err, "Objects", za0003, "Held")
 					return
 				}
 			}
@@ -315,7 +295,10 @@ func (z *AgentBack) Msgsize() (s int) {
 	for za0002 := range z.Exits {
 		s += z.Exits[za0002].Msgsize()
 	}
-	s += 8 + msgp.ArrayHeaderSize + (len(z.Objects) * (21 + msgp.Uint64Size + msgp.Uint32Size + msgp.IntSize))
+	s += 8 + msgp.ArrayHeaderSize
+	for za0003 := range z.Objects {
+		s += z.Objects[za0003].Msgsize()
+	}
 	return
 }
 
@@ -458,13 +441,14 @@ func (z *LegBack) Msgsize() (s int) {
 }
 
 // MarshalMsg implements msgp.Marshaler
-func (z ObjectAt) MarshalMsg(b []byte) (o []byte, err error) {
+func (z *ObjectAt) MarshalMsg(b []byte) (o []byte, err error) {
 	o = msgp.Require(b, z.Msgsize())
-	// array header, size 3
-	o = append(o, 0x93)
+	// array header, size 4
+	o = append(o, 0x94)
 	o = msgp.AppendUint64(o, z.Object)
 	o = msgp.AppendUint32(o, z.Segment)
 	o = msgp.AppendInt(o, z.Held)
+	o = msgp.AppendUint64(o, z.Maker)
 	return
 }
 
@@ -476,8 +460,8 @@ func (z *ObjectAt) UnmarshalMsg(bts []byte) (o []byte, err error) {
 		err = msgp.WrapError(err)
 		return
 	}
-	if zb0001 != 3 {
-		err = msgp.ArrayError{Wanted: 3, Got: zb0001}
+	if zb0001 != 4 {
+		err = msgp.ArrayError{Wanted: 4, Got: zb0001}
 		return
 	}
 	z.Object, bts, err = msgp.ReadUint64Bytes(bts)
@@ -495,13 +479,18 @@ func (z *ObjectAt) UnmarshalMsg(bts []byte) (o []byte, err error) {
 		err = msgp.WrapError(err, "Held")
 		return
 	}
+	z.Maker, bts, err = msgp.ReadUint64Bytes(bts)
+	if err != nil {
+		err = msgp.WrapError(err, "Maker")
+		return
+	}
 	o = bts
 	return
 }
 
 // Msgsize returns an upper bound estimate of the number of bytes occupied by the serialized message
-func (z ObjectAt) Msgsize() (s int) {
-	s = 1 + msgp.Uint64Size + msgp.Uint32Size + msgp.IntSize
+func (z *ObjectAt) Msgsize() (s int) {
+	s = 1 + msgp.Uint64Size + msgp.Uint32Size + msgp.IntSize + msgp.Uint64Size
 	return
 }
 

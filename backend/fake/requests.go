@@ -114,8 +114,12 @@ func (a *Agent) stop(req *wire.Stop) {
 	numbers := req.Workers
 	a.mu.Lock()
 	a.dismissed = a.dismissed || req.All
-	a.exits = slices.DeleteFunc(a.exits, func(e wire.Exited) bool { return slices.Contains(numbers, e.Worker) })
 	a.mu.Unlock()
+	defer func() { // as the real one: when all of them are gone
+		a.mu.Lock()
+		a.exits = slices.DeleteFunc(a.exits, func(e wire.Exited) bool { return slices.Contains(req.Workers, e.Worker) })
+		a.mu.Unlock()
+	}()
 	if req.All {
 		numbers = nil
 	} else if len(numbers) == 0 {
