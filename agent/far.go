@@ -211,7 +211,7 @@ func loadOf(root fs.FS) *wire.Load {
 	}
 	first, _, _ := strings.Cut(string(text), " ")
 	load, err := strconv.ParseFloat(first, 64)
-	return &wire.Load{Load: load, Available: availableMemory(root), Known: err == nil}
+	return &wire.Load{Load: load, Available: availableMemory(root, memoryGroups(root)), Known: err == nil}
 }
 
 // bootID tells this machine from itself after it was started anew.

@@ -29,6 +29,7 @@ const (
 	leastToSpare     = 64 << 20
 	// Below so much of it beyond that, a store keeps no memory that nothing lies in.
 	shareToLeave = 0.1
+	mostToLeave  = 8 << 30
 )
 
 // storeOptions says what the store of this node may have.
@@ -38,7 +39,8 @@ func storeOptions(join backend.Join, files uint64) (store.Options, error) {
 		Node: join.Node, Name: join.Name, Segments: int(files / shareOfFiles), //nolint:gosec // a limit of descriptors
 	}
 	opts.Free = func() uint64 { return freeMemory(root) }
-	opts.Low = uint64(float64(memoryLimit(root)) * shareToLeave)
+	opts.Low = min(uint64(float64(memoryLimit(root))*shareToLeave), mostToLeave)
+	opts.Sharing = join.Sharing
 	var err error
 	if text := os.Getenv("MUSTER_STORE_BYTES"); text == "" {
 		opts.Budget = defaultBudget(root) / uint64(max(1, join.Sharing))
@@ -60,9 +62,11 @@ func defaultBudget(root fs.FS) uint64 {
 
 // memoryLimit is what all processes here may have together: the machine's memory,
 // or less, as a cgroup says that this one is in.
-func memoryLimit(root fs.FS) uint64 {
+func memoryLimit(root fs.FS) uint64 { return leastLimit(root, memoryGroups(root)) }
+
+func leastLimit(root fs.FS, groups []memoryGroup) uint64 {
 	least := memory(root)
-	for _, g := range memoryGroups(root) {
+	for _, g := range groups {
 		if g.limit > 0 && (least == 0 || g.limit < least) {
 			least = g.limit
 		}
@@ -72,19 +76,20 @@ func memoryLimit(root fs.FS) uint64 {
 
 // freeMemory is what a store may take now.
 func freeMemory(root fs.FS) uint64 {
-	free, limit := availableMemory(root), memoryLimit(root)
+	groups := memoryGroups(root)
+	free, limit := availableMemory(root, groups), leastLimit(root, groups)
 	spare := max(uint64(float64(limit)*shareToSpare), min(limit/4, leastToSpare))
 	return free - min(free, spare)
 }
 
 // availableMemory is what can be taken now without another process having to
 // pay for it: of the machine, and of every cgroup that this one is in.
-func availableMemory(root fs.FS) uint64 {
+func availableMemory(root fs.FS, groups []memoryGroup) uint64 {
 	free := uint64(math.MaxUint64)
 	if n := meminfo(root, "MemAvailable:"); n > 0 {
 		free = n
 	}
-	for _, g := range memoryGroups(root) {
+	for _, g := range groups {
 		if g.limit == 0 {
 			continue
 		}

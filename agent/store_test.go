@@ -135,7 +135,7 @@ func TestMemoryForStores(t *testing.T) {
 		if got := defaultBudget(c.root); got != c.budget {
 			t.Errorf("%s: a budget of %d, want %d", name, got, c.budget)
 		}
-		if got := availableMemory(c.root); got != c.free {
+		if got := availableMemory(c.root, memoryGroups(c.root)); got != c.free {
 			t.Errorf("%s: %d are free, want %d", name, got, c.free)
 		}
 	}
