@@ -205,7 +205,9 @@ def goals(found: Found) -> list[Goal]:
     best = compare(found, second, Against("", "batch", ("ray", "putting")))
     want(f"{hop}, against Ray's put once, sliced in the actor", best, 8, "x")
     before = compare(found, second, Against("", "batch", ("ray", "put")))
-    want(f"{hop}, against the same, put before the clock", before, 8, "x")
+    want(
+        f"{hop}, against Ray's put once, sliced in the actor, put before the clock", before, 8, "x"
+    )
     refs = compare(found, second, Against("", "batch", ("ray", "refs")))
     want(f"{hop}, against Ray's references passed on", refs, 8, "x")
     there = [m for m in SIZES if median(found, f"second.{m}.batch", "muster")]
