@@ -24,16 +24,12 @@ func (h *Head) endedMakersLocked(there []wire.ObjectAt) []uint64 {
 
 // knownLocked says whether a process that makes objects is there, as far as is known.
 func (h *Head) knownLocked(holder lease.Holder) bool {
+	number := uint32(holder) //nolint:gosec // its low half
 	if holder.IsWorker() {
-		w := h.workers[uint32(holder)] //nolint:gosec // so it was put together
+		w := h.workers[number]
 		return w != nil && w.state != "dead"
 	}
-	for _, c := range h.callers {
-		if c.worker == nil && lease.Caller(c.number) == holder {
-			return true
-		}
-	}
-	return false
+	return holder == lease.Caller(number) && h.callers[number] != nil
 }
 
 // countedLocked: all who may have objects of before have said so. What nobody has

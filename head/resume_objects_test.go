@@ -176,10 +176,11 @@ func TestWorkersThatDoNotTellTheirLoans(t *testing.T) {
 // them, with results that nobody asks for, before the script is there to say that it
 // has them.
 func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
-	shelf, legs, stopping := newShelf(), make(chan *fake.Leg, 8), make(chan struct{}, 8)
+	shelf, legs, ended := newShelf(), make(chan *fake.Leg, 8), make(chan struct{})
 	noted, agents, handled := make(chan struct{}, 64), make(chan struct{}), make(chan struct{})
 	var first atomic.Uint32 // the number of rank 0's first process
-	s := newCrashes(t, "2x1", fake.Script{
+	var s *crashes
+	s = newCrashes(t, "2x1", fake.Script{
 		Answer: func(l *fake.Leg) { legs <- l }, Stored: shelf.stored,
 		Objects: func(node int, o wire.Objects) {
 			if node == 0 {
@@ -187,11 +188,13 @@ func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
 			}
 		},
 		Spared: func(w *fake.Worker) bool {
-			spare := first.CompareAndSwap(w.Number, 0) // once
-			if spare {
-				stopping <- struct{}{}
+			if !first.CompareAndSwap(w.Number, 0) {
+				return false
 			}
-			return spare
+			<-noted // that it is to be replaced
+			s.crashNow()
+			close(ended)
+			return true
 		},
 		Holds: func(*fake.Worker) []wire.Released {
 			<-agents // which are back before it
@@ -248,10 +251,11 @@ func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
 	mu.Lock()
 	crashed = true
 	mu.Unlock()
+	for len(noted) > 0 {
+		<-noted
+	}
 	s.fake.Worker("c-1").Die(wire.Exited{Signal: "SIGKILL", Why: "killed by SIGKILL"})
-	within(t, stopping, "the end of the other rank")
-	within(t, noted, "its note")
-	s.crashNow()
+	within(t, ended, "the head's end")
 	c.post(wire.Frame{
 		Header: wire.Header{Kind: wire.KindCall}, Body: append(to.route(), args(raw(array))...), Bufs: []wire.Buf{object(0, 6)},
 	}, 1)
