@@ -2,6 +2,7 @@ package head_test
 
 import (
 	"fmt"
+	"math"
 	"sync"
 	"testing"
 
@@ -106,11 +107,11 @@ func TestObjectsThatCameAndWentWhileTheirAgentWasAway(t *testing.T) {
 // and whose store was never told to hold it.
 func TestWhatALateCallerHasIsKept(t *testing.T) {
 	shelf, legs, gone := newShelf(), make(chan *fake.Leg, 8), make(chan uint64, 64)
-	const nobody = 77
+	const nobody, itself = 77, math.MaxUint64 // the store is no process that ends
 	s := newCrashes(t, "1x1", fake.Script{
 		Answer: func(l *fake.Leg) { legs <- l },
 		Stored: func(node int) []wire.ObjectAt {
-			return append(shelf.stored(node), wire.ObjectAt{Object: 8, Segment: 8, Maker: nobody})
+			return append(shelf.stored(node), wire.ObjectAt{Object: 8, Segment: 8, Maker: nobody}, wire.ObjectAt{Object: 9, Maker: itself})
 		},
 		Objects: func(node int, o wire.Objects) {
 			shelf.objects(node, o)
@@ -173,7 +174,9 @@ func TestWhatALateCallerHasIsKept(t *testing.T) {
 	close(late)
 	tells(t, shelf.told, "drop 6")
 	for g := uint64(0); g != nobody; {
-		g = within(t, gone, "the end of the one that is nobody")
+		if g = within(t, gone, "the end of the one that is nobody"); g == itself {
+			t.Error("a store is told that it is gone itself")
+		}
 	}
 	c.release(5)
 	tells(t, shelf.told, "drop 5")

@@ -29,7 +29,7 @@ func (h *Head) knownLocked(holder lease.Holder) bool {
 		w := h.workers[number]
 		return w != nil && w.state != "dead"
 	}
-	return holder == lease.Caller(number) && h.callers[number] != nil
+	return holder != lease.Caller(number) || h.callers[number] != nil // else it is no process
 }
 
 // countedLocked: all who may have objects of before have said so. What nobody has

@@ -272,7 +272,7 @@ func (s *Store) Back() []wire.ObjectAt {
 	defer s.mu.Unlock()
 	all := make([]wire.ObjectAt, 0, len(s.ledger.objects))
 	for id, o := range s.ledger.objects {
-		if o.copy != nil {
+		if o.copy != nil || o.maker == s.self {
 			continue // Copies tells of those
 		}
 		at := wire.ObjectAt{Object: id, Maker: o.maker.holder}
