@@ -148,8 +148,23 @@ class Ref:
                 self.deliver(answer[0], self._rank, answer[1], answer[2])
             elif failure is not None:
                 self.fail(failure)
+            elif other._state == DECODED:  # somebody was quicker to take its value
+                self._take_value(other._value)
 
         other.watch(settle)
+
+    def _take_value(self, value: Any) -> None:
+        """Be answered with what a ref has that was decoded."""
+        try:
+            found = value if self._finish is None else self._finish(value)
+        except Exception as error:
+            wrong = error
+            self.fail(lambda: wrong)
+            return
+        if self._state == PENDING:
+            self._value = found
+            self._state = DECODED
+            self._announce()
 
     def _announce(self) -> None:
         if self._watchers:

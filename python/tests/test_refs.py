@@ -48,6 +48,25 @@ def test_the_value_is_decoded_once(head: FakeHead, connection: Connection) -> No
     assert muster.get(ref, DEADLINE) is muster.get(ref)
 
 
+def test_what_follows_a_ref_is_done_also_where_somebody_has_taken_its_value(
+    head: FakeHead, connection: Connection
+) -> None:
+    ref = start(connection)
+    told: list[Any] = []
+    ref.watch(lambda: told.append(muster.get(ref)))  # before those that follow are told
+    one, two = parts_of(ref, 2)
+    late = Ref(connection, 0)
+    late.watch(lambda: told.append("late"))
+    head.next_call().answer([1, 2])
+    assert muster.get([one, two], DEADLINE) == [1, 2]
+    late.follow(ref)
+    assert late.done() and muster.get(late) == [1, 2] and told == [[1, 2], "late"]
+    three = parts_of(ref, 3)
+    assert all(part.failed() for part in three)
+    with pytest.raises(muster.MusterError, match="2 values, where 3 values"):
+        muster.get(three[0])
+
+
 def test_an_error_is_raised_afresh_each_time(head: FakeHead, connection: Connection) -> None:
     ref = start(connection)
     head.next_call().fail(message="broken", worker="w-0")
