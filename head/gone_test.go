@@ -26,16 +26,13 @@ func TestStoresHearOfWorkersThatWereStoppedWithoutAHead(t *testing.T) {
 		},
 	})
 	stopped := make(chan struct{}, 8)
-	s.onStep = func(epoch int, step string) {
+	s.watch(func(epoch int, step string) {
 		if epoch == 2 && step == "workers stopped" {
 			stopped <- struct{}{}
 		}
-	}
+	})
 	c := s.controller()
-	var p spec.Pool
-	must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 10}, &p))
-	info := &wire.ClusterInfo{}
-	must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 1)}, info))
+	info := c.create(1)
 	must(t, c.ask("cluster.stop", &wire.ClusterRef{Number: info.Number}, &wire.Mark{}))
 	within(t, stopped, "the second head's stop")
 	must(t, c.ask("store", &wire.Empty{}, &wire.StoreReport{})) // behind it
@@ -72,10 +69,7 @@ func TestObjectsThatCameAndWentWhileTheirAgentWasAway(t *testing.T) {
 		},
 	})
 	c := s.controller()
-	var p spec.Pool
-	must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 10}, &p))
-	info := &wire.ClusterInfo{}
-	must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 1)}, info))
+	info := c.create(1)
 	to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
 	o := c.call(to, args("make"))
 	leg := within(t, legs, "a leg")
@@ -121,29 +115,14 @@ func TestWhatALateCallerHasIsKept(t *testing.T) {
 		},
 	})
 	settled := make(chan struct{}, 8)
-	s.onStep = func(epoch int, step string) {
+	s.watch(func(epoch int, step string) {
 		if epoch == 2 && step == "settled" {
 			settled <- struct{}{}
 		}
-	}
+	})
 	owner := s.controller()
-	var p spec.Pool
-	must(t, owner.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 10}, &p))
-	info := &wire.ClusterInfo{}
-	must(t, owner.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 1)}, info))
-	var mu sync.Mutex
-	wait := make(chan struct{})
-	close(wait)
-	s.mu.Lock()
-	token := s.head.Token()
-	s.mu.Unlock()
-	c := newReturning(t, func() (*wire.Conn, error) {
-		mu.Lock()
-		now := wait
-		mu.Unlock()
-		<-now
-		return s.dial()
-	}, wire.Hello{Role: wire.RoleController, Token: token})
+	info := owner.create(1)
+	c, hold := s.gated()
 	for _, n := range []uint64{5, 6} {
 		o := c.call(callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}, args("make"))
 		within(t, legs, "a leg").ReturnValue(wire.Value{Raw: array, Bufs: []wire.Buf{object(0, n)}})
@@ -158,9 +137,7 @@ func TestWhatALateCallerHasIsKept(t *testing.T) {
 	c.holds = []wire.Released{{Object: 5, Count: 1}}
 	c.mu.Unlock()
 	late := make(chan struct{})
-	mu.Lock()
-	wait = late
-	mu.Unlock()
+	hold(late)
 	s.crashNow()
 	within(t, settled, "the others to go on")
 	must(t, owner.ask("service.list", &wire.Empty{}, &wire.Names{}))
@@ -182,4 +159,25 @@ func TestWhatALateCallerHasIsKept(t *testing.T) {
 	tells(t, shelf.told, "drop 5")
 	must(t, c.leave())
 	must(t, s.end(owner))
+}
+
+// A call that its caller sends again, and that is refused then, is all that names what it
+// came with: that goes.
+func TestWhatARefusedCallCameWithGoes(t *testing.T) {
+	shelf := newShelf()
+	s := newCrashes(t, "1x1", fake.Script{Stored: shelf.stored, Objects: shelf.objects})
+	c, hold := s.gated()
+	info := c.create(1)
+	gate := make(chan struct{})
+	hold(gate)
+	s.crashNow()
+	to := callee{cluster: info.Number, method: "no such", how: 2, ranks: []int{0}}
+	o := c.post(wire.Frame{
+		Header: wire.Header{Kind: wire.KindCall}, Body: append(to.route(), args(raw(array))...), Bufs: []wire.Buf{object(0, 7)},
+	}, 1)
+	close(gate)
+	_, err := c.wait(o)
+	wantError(t, err, spec.CodeNotFound, "no such")
+	tells(t, shelf.told, "hold 7", "drop 7")
+	must(t, s.end(c))
 }

@@ -132,7 +132,7 @@ type Head struct {
 	parts      []wire.Value // for joining results
 	watchdog   watchdog
 	resuming   *resuming // while those are waited for who knew the head before this one
-	missing    *resuming // after that, while callers may still come that have objects
+	uncounted  *resuming // after that, while callers may still come that have objects
 	throttled  int       // callers that wait for calls in flight to end
 	free       *sync.Cond
 

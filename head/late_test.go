@@ -3,7 +3,6 @@ package head_test
 import (
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -37,10 +36,7 @@ func TestCallsWhoseTimeIsOver(t *testing.T) {
 				began <- leg
 			}})
 			c := s.controller()
-			var p spec.Pool
-			must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 2, Timeout: 10}, &p))
-			info := &wire.ClusterInfo{}
-			must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 2)}, info))
+			info := c.create(2)
 			to := func(rank int, timeout time.Duration) callee {
 				return callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{rank}, timeout: timeout}
 			}
@@ -93,28 +89,14 @@ func TestCallersThatComeTooLate(t *testing.T) {
 	}})
 	s.options.Grace = 2 * time.Second // of the next head, which all but one come back to
 	owner := s.controller()
-	var p spec.Pool
-	must(t, owner.ask("pool.create", &wire.PoolCreate{Nodes: 2, Timeout: 10}, &p))
-	info := &wire.ClusterInfo{}
-	must(t, owner.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 2)}, info))
+	info := owner.create(2)
 	to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
 
-	open, gate := make(chan struct{}), make(chan struct{})
-	close(open)
-	var mu sync.Mutex
-	at := open
-	slow := newReturning(t, func() (*wire.Conn, error) {
-		mu.Lock()
-		wait := at
-		mu.Unlock()
-		<-wait
-		return s.dial()
-	}, wire.Hello{Role: wire.RoleController, Token: s.head.Token()})
+	gate := make(chan struct{})
+	slow, hold := s.gated()
 	held := slow.call(to, args("held"))
 	leg := within(t, began, "a leg")
-	mu.Lock()
-	at = gate
-	mu.Unlock()
+	hold(gate)
 	s.crash()
 	owner.cut()
 	after := owner.call(callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{1}}, args("after"))

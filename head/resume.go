@@ -30,7 +30,8 @@ import (
 //
 // Nobody is waited for longer than the grace. Then, in one step, calls are put
 // together (call.Comeback), results that were kept are taken, those who did not
-// come back are lost, and objects that nobody knows of are dropped.
+// come back are lost, and objects that nobody knows of are dropped: as long as a
+// caller may still come, those of before are kept for it.
 type resuming struct {
 	nodes   map[*node]bool
 	waits   map[*worker]bool
@@ -439,7 +440,7 @@ func (h *Head) settle() {
 	if len(r.missing) == 0 {
 		h.countedLocked(r, &b)
 	} else {
-		h.missing = r
+		h.uncounted = r
 	}
 	h.tellStoresLocked(&b)
 	h.settledLocked(r, &b)

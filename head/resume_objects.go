@@ -49,12 +49,12 @@ func (h *Head) countedLocked(r *resuming, b *batch) {
 
 // cameOrWentLocked: a caller that the others did not wait for is back, or will not be.
 func (h *Head) cameOrWentLocked(c *caller, b *batch) {
-	r := h.missing
+	r := h.uncounted
 	if r == nil || !r.missing[c] {
 		return
 	}
 	if delete(r.missing, c); len(r.missing) == 0 {
-		h.missing = nil
+		h.uncounted = nil
 		h.countedLocked(r, b)
 	}
 }

@@ -66,10 +66,7 @@ func TestObjectsOutliveHeadsAndCuts(t *testing.T) {
 				},
 			})
 			c := s.controller()
-			var p spec.Pool
-			must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 10}, &p))
-			info := &wire.ClusterInfo{}
-			must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 1)}, info))
+			info := c.create(1)
 			to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
 			call := func(n uint64) *outgoing {
 				return c.post(wire.Frame{
@@ -147,10 +144,7 @@ func TestWorkersThatDoNotTellTheirLoans(t *testing.T) {
 					Lent:  func(*fake.Worker) []wire.Released { return at.lent },
 				})
 				c := s.controller()
-				var p spec.Pool
-				must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 1, Timeout: 10}, &p))
-				info := &wire.ClusterInfo{}
-				must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: clusterSpec("c", 1)}, info))
+				info := c.create(1)
 				to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
 				o := c.post(wire.Frame{
 					Header: wire.Header{Kind: wire.KindCall}, Body: append(to.route(), args(raw(array))...), Bufs: []wire.Buf{object(0, 1)},
@@ -201,8 +195,8 @@ func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
 			return nil
 		},
 	})
-	back, results := 0, 0
-	s.onStep = func(epoch int, step string) {
+	back, results, later := 0, 0, handled
+	s.watch(func(epoch int, step string) {
 		switch {
 		case epoch == 1 && step == "noted":
 			noted <- struct{}{}
@@ -217,27 +211,9 @@ func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
 			close(handled)
 			handled = nil
 		}
-	}
-	later := handled
-	s.mu.Lock()
-	token := s.head.Token()
-	s.mu.Unlock()
-	var mu sync.Mutex
-	crashed := false
-	c := newReturning(t, func() (*wire.Conn, error) {
-		mu.Lock()
-		wait := crashed
-		mu.Unlock()
-		if wait {
-			<-later
-		}
-		return s.dial()
-	}, wire.Hello{Role: wire.RoleController, Token: token})
-	var p spec.Pool
-	must(t, c.ask("pool.create", &wire.PoolCreate{Nodes: 2, Timeout: 10}, &p))
-	info, of := &wire.ClusterInfo{}, clusterSpec("c", 2)
-	restarting(spec.OnFailureCluster, 3)(&of)
-	must(t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: of}, info))
+	})
+	c, hold := s.gated()
+	info := c.create(2, restarting(spec.OnFailureCluster, 3))
 	first.Store(info.Workers[0].Number)
 	to := callee{cluster: info.Number, method: "plain", how: 2, ranks: []int{0}}
 	o := c.call(to, args("make"))
@@ -248,9 +224,7 @@ func TestObjectsOfRanksThatWereBeingReplaced(t *testing.T) {
 	c.mu.Lock()
 	c.holds = []wire.Released{{Object: 5, Count: 1}}
 	c.mu.Unlock()
-	mu.Lock()
-	crashed = true
-	mu.Unlock()
+	hold(later)
 	for len(noted) > 0 {
 		<-noted
 	}

@@ -255,6 +255,20 @@ func (c *returning) call(to callee, payload []byte, names ...uint64) *outgoing {
 	return c.post(wire.Frame{Header: wire.Header{Kind: wire.KindCall}, Body: append(to.route(), payload...)}, ranks, names...)
 }
 
+// create makes a cluster of so many ranks on as many nodes.
+func (c *returning) create(ranks int, change ...func(*spec.Cluster)) *wire.ClusterInfo {
+	c.t.Helper()
+	var p spec.Pool
+	must(c.t, c.ask("pool.create", &wire.PoolCreate{Nodes: ranks, Timeout: 10}, &p))
+	of := clusterSpec("c", ranks)
+	for _, f := range change {
+		f(&of)
+	}
+	info := &wire.ClusterInfo{}
+	must(c.t, c.ask("cluster.create", &wire.ClusterCreate{Pool: p.ID, Spec: of}, info))
+	return info
+}
+
 func (c *returning) ask(verb string, req msgp.Marshaler, resp msgp.Unmarshaler) error {
 	body, err := wire.AppendVerb(nil, verb, req)
 	if err != nil {

@@ -171,6 +171,36 @@ func (c *crashes) controller() *returning {
 	return newReturning(c.t, c.dial, wire.Hello{Role: wire.RoleController, Token: token})
 }
 
+// gated is a controller that, once a gate is set, dials when that is open.
+func (c *crashes) gated() (*returning, func(gate <-chan struct{})) {
+	c.mu.Lock()
+	token := c.head.Token()
+	c.mu.Unlock()
+	var mu sync.Mutex
+	var at <-chan struct{}
+	found := newReturning(c.t, func() (*wire.Conn, error) {
+		mu.Lock()
+		gate := at
+		mu.Unlock()
+		if gate != nil {
+			<-gate
+		}
+		return c.dial()
+	}, wire.Hello{Role: wire.RoleController, Token: token})
+	return found, func(gate <-chan struct{}) {
+		mu.Lock()
+		defer mu.Unlock()
+		at = gate
+	}
+}
+
+// watch has a function told of every step, and of which head it is.
+func (c *crashes) watch(told func(epoch int, step string)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.onStep = told
+}
+
 // joined waits for the agents of two nodes.
 func (c *crashes) joined() {
 	c.t.Helper()
