@@ -24,8 +24,7 @@ class Floor:
     """One segment of shared memory, touched."""
 
     def up(self, mib: int) -> None:
-        self._threads = batches.copying_threads()
-        self._pool = ThreadPoolExecutor(self._threads)
+        self._pool = ThreadPoolExecutor(batches.copying_threads(1 << 40))
         self._fd = os.memfd_create("floor")
         self._room = max(mib, 256) << 20
         os.posix_fallocate(self._fd, 0, self._room)
@@ -39,7 +38,7 @@ class Floor:
     def _copy(self, target: Any, source: Any) -> None:
         """All bytes, each thread one piece of them."""
         target, source = target.reshape(-1), source.reshape(-1)
-        each = -(-len(source) // self._threads)
+        each = -(-len(source) // batches.copying_threads(source.nbytes))
         wait(
             [
                 self._pool.submit(np.copyto, target[i : i + each], source[i : i + each])
