@@ -8,7 +8,8 @@ test run's own, which has to be empty again after each test.
 Skips are told as "needs WHAT: why" (pytest.importorskip does so in its own
 words), of a test or of a whole file; where MUSTER_REQUIRE names WHAT (a list by
 commas, as in .ci/run) such a skip is a failure, and so is one that does not say
-what it needs.
+what it needs. MUSTER_SKIPPED names a file in which each is noted, "WHAT TEST" on
+a line, for who runs them where that is.
 """
 
 from __future__ import annotations
@@ -193,12 +194,19 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 def _held_to_what_is_required(report: _Report) -> _Report:
     required = {w for w in os.environ.get("MUSTER_REQUIRE", "").split(",") if w}
-    if report.skipped and required and not hasattr(report, "wasxfail"):
+    if report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         needs = re.search(r"needs (\w+):|could not import '(\w+)", reason)
-        if needs is None or required & set(needs.groups()):
+        _note_skipped(needs and (needs[1] or needs[2]), report.nodeid)
+        if required and (needs is None or required & set(needs.groups())):
             report.outcome = "failed"
             report.longrepr = (
                 f"{reason}\nskipped, but may not be: MUSTER_REQUIRE={','.join(sorted(required))}"
             )
     return report
+
+
+def _note_skipped(what: str | None, test: str) -> None:
+    if path := os.environ.get("MUSTER_SKIPPED"):
+        with open(path, "a") as file:  # one write each, so that lines of several processes stay whole
+            file.write(f"{what} {test}\n")

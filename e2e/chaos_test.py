@@ -9,11 +9,8 @@ import pytest
 from chaos import plan
 from chaos.watch import ROOT, run_round
 
-#: Between them every fault, policy and shape, in two minutes; most have found something before.
-SEEDS = (
-    *(19, 303, 304, 314, 409, 415, 417, 500, 626, 702, 727, 803),
-    *range(113037, 113049),
-)
+#: Between them every fault, policy and shape, in a minute; most have found something before.
+SEEDS = (19, 303, 314, 409, 415, 626, 727, 803, 113038, 113042, 113043, 113046)
 
 
 def play(seed: int) -> None:

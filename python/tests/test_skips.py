@@ -23,6 +23,8 @@ def run(folder: Path, repository: Path, require: str, *options: str) -> tuple[in
     """Pytest over a folder, with the tree's conftest; its exit status, and what it said."""
     environ = {**os.environ, "MUSTER_REQUIRE": require, "PYTHONPATH": str(repository)}
     environ.pop("PYTEST_ADDOPTS", None)
+    if not (environ.get("MUSTER_SKIPPED") or "").startswith(str(folder)):
+        environ.pop("MUSTER_SKIPPED", None)  # of the run that this is a part of
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "conftest", "-rs", *options, str(folder)],
         env=environ,
@@ -47,6 +49,26 @@ def test_what_is_required_may_not_be_skipped_for(
         status, said = run(tmp_path, repository, "numpy,nowhere_to_be_found", *options)
         assert status != 0, said
         assert "skipped, but may not be: MUSTER_REQUIRE=nowhere_to_be_found,numpy" in said
+
+
+def test_what_was_skipped_is_noted(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, skip in enumerate(SKIPS.values()):
+        (tmp_path / f"test_{number}.py").write_text("import pytest\n\n" + skip)
+    noted = tmp_path / "skipped"
+    monkeypatch.setenv("MUSTER_SKIPPED", str(noted))
+    for options in ((), ("-n", "2")):
+        status, said = run(tmp_path, repository, "", *options)
+        # 5: nothing is left to run where whole files are skipped.
+        assert status in (0, 5), said
+        lines = noted.read_text().splitlines()
+        noted.unlink()
+        assert sorted(set(lines)) == [
+            "nowhere_to_be_found test_0.py::test_it",
+            "nowhere_to_be_found test_1.py",
+            "nowhere_to_be_found test_2.py",
+        ]
 
 
 def test_a_file_that_does_not_say_what_it_needs(tmp_path: Path, repository: Path) -> None:
