@@ -239,11 +239,12 @@ def copy_all(jobs: Sequence[Job], touched: bool = True) -> None:
     total = sum(target.nbytes for target, _ in arrays)
     stream = _stream.copier() if touched and total >= STREAM else None
     copy = numpy.copyto if stream is None else _streaming(stream, numpy)
-    shares = _shares(arrays, total, _threads(total) if total >= PARALLEL else 1)
-    if len(shares) == 1:
-        _copy(copy, shares[0])
+    threads = _threads(total) if total >= PARALLEL else 1
+    if threads == 1:
+        _copy(copy, arrays)
     else:
-        _copy_together(copy, shares)
+        # Of smaller shares, which threads would take in turns, each costs more than it evens out.
+        _copy_together(copy, _shares(arrays, total, threads))
 
 
 def _threads(total: int) -> int:
