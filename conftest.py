@@ -208,5 +208,5 @@ def _held_to_what_is_required(report: _Report) -> _Report:
 
 def _note_skipped(what: str | None, test: str) -> None:
     if path := os.environ.get("MUSTER_SKIPPED"):
-        with open(path, "a") as file:  # one write each, so that lines of several processes stay whole
+        with open(path, "a") as file:  # one write each: lines of several processes stay whole
             file.write(f"{what} {test}\n")
