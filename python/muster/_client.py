@@ -257,6 +257,10 @@ class Connection(Sender):
         """Whether there is no head at the moment, and one is being looked for."""
         return self._failure is None and self._cut_stream is self._stream
 
+    def _readable(self) -> int:
+        stream = self._stream
+        return -1 if stream is self._cut_stream else stream.fileno()
+
     def _ended(self, stream: _wire.FrameStream, error: Exception, deadline: float | None) -> bool:
         if self._failure is not None or stream is not self._stream:
             return True
@@ -301,7 +305,7 @@ class Connection(Sender):
         looks_up(stream.sock)
         self._sock = stream.sock
         self._stream = stream
-        self._loops.move(stream.sock.fileno(), old)
+        self._loops.move(old)
         self.comeback.moved()
         first, last = [back(ack, objects)], [resent()]
         return chain((first,), unanswered.again(ack), (last,), unanswered.waits())
@@ -390,7 +394,7 @@ class Connection(Sender):
         self._closing = True
         self._failure = failure
         self._pending = {}
-        self._loops = Loops(-1, self.poll, self._at_rest)
+        self._loops = Loops(lambda: -1, self.poll, self._at_rest)
         self._turns = {}
         self._send_lock = RLock()
         self.comeback.way.abandon()

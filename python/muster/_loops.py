@@ -43,12 +43,18 @@ class _Ended:
 
 
 class Loops:
-    """The event loops that wait for one connection."""
+    """The event loops that wait for one connection.
+
+    What they look at they ask for when they turn to it: who tells them that a connection has
+    ended, or that there is another, may be overtaken by who tells them of the next.
+    """
 
     __slots__ = ("_at_rest", "_fd", "_loops", "_poll")
 
-    def __init__(self, fd: int, poll: Callable[[], None], at_rest: Callable[[], None]) -> None:
-        self._fd = fd  # -1 while there is nothing to read from
+    def __init__(
+        self, fd: Callable[[], int], poll: Callable[[], None], at_rest: Callable[[], None]
+    ) -> None:
+        self._fd = fd  # says -1 while there is nothing to read from
         self._poll = poll
         self._at_rest = at_rest  # called when none is left
         self._loops: dict[int, _Waiting] = {}
@@ -88,13 +94,11 @@ class Loops:
 
     def leave(self) -> None:
         """The connection has ended: no loop is to look at it until there is another."""
-        self._fd = -1
         for waiting in tuple(self._loops.values()):
             _soon(waiting.loop, self._align, waiting)
 
-    def move(self, fd: int, ended: socket.socket) -> None:
+    def move(self, ended: socket.socket) -> None:
         """There is another connection; the old one is closed as soon as no loop looks at it."""
-        self._fd = fd
         every = tuple(self._loops.values())
         rest = _Ended(ended, len(every))
 
@@ -108,7 +112,7 @@ class Loops:
 
     def _align(self, waiting: _Waiting) -> None:
         """In its thread: have a loop look at what there is, as long as it waits."""
-        fd = self._fd if waiting.tasks else -1
+        fd = self._fd() if waiting.tasks else -1
         if waiting.loop.is_closed() or waiting.fd == fd:
             return
         if waiting.fd >= 0:

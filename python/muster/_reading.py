@@ -73,7 +73,7 @@ class Reader:
         # Coming and going are single C calls, which an interrupt cannot split.
         self._turns: dict[Turn, Gate | None] = {}
         self._numbers = count()
-        self._loops = Loops(stream.fileno(), self.poll, self._at_rest)
+        self._loops = Loops(self._readable, self.poll, self._at_rest)
         looks_up(stream.sock)
 
     def flush(self) -> None:
@@ -83,6 +83,10 @@ class Reader:
     def _ended(self, stream: _wire.FrameStream, error: Exception, deadline: float | None) -> bool:
         """A stream is over, and what came by it is handed over: wait until there is another, or
         none is to be expected; False when the deadline passed first."""
+        raise NotImplementedError
+
+    def _readable(self) -> int:
+        """The descriptor by which answers come at the moment; -1 where none do."""
         raise NotImplementedError
 
     def _told(self, frame: _wire.Frame) -> None:
