@@ -246,6 +246,6 @@ def main(system: Carrier) -> None:
         raise
 
 
-def copying_threads(nbytes: int) -> int:
-    """How many threads Muster copies that many bytes with, and the floor as well."""
-    return min(len(os.sched_getaffinity(0)), 16, max(6, nbytes >> 24))
+def copying_threads() -> int:
+    """How many threads Muster copies large rows with, and the floor as well."""
+    return min(len(os.sched_getaffinity(0)), 16)

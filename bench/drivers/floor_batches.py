@@ -24,7 +24,7 @@ class Floor:
     """One segment of shared memory, touched."""
 
     def up(self, mib: int) -> None:
-        self._pool = ThreadPoolExecutor(batches.copying_threads(1 << 40))
+        self._pool = ThreadPoolExecutor(batches.copying_threads())
         self._fd = os.memfd_create("floor")
         self._room = max(mib, 256) << 20
         os.posix_fallocate(self._fd, 0, self._room)
@@ -38,7 +38,7 @@ class Floor:
     def _copy(self, target: Any, source: Any) -> None:
         """All bytes, each thread one piece of them."""
         target, source = target.reshape(-1), source.reshape(-1)
-        each = -(-len(source) // batches.copying_threads(source.nbytes))
+        each = -(-len(source) // batches.copying_threads())
         wait(
             [
                 self._pool.submit(np.copyto, target[i : i + each], source[i : i + each])

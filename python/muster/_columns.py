@@ -480,8 +480,7 @@ def _copy_rows(jobs: Sequence[tuple[Array, Array]]) -> None:
         [
             (target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8))
             for target, source in jobs
-        ],
-        touched=False,
+        ]
     )
 
 

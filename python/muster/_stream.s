@@ -1,10 +1,31 @@
-# copy(target, source, bytes), which do not overlap: x86-64, System V.
+# work(table): takes pieces off a table until there are none left, and copies each.
+# x86-64, System V; may run in any number of threads at once.
 #
-# _stream.py has this as bytes; python/tests/test_stream.py assembles it and
-# compares. It uses no stack and only registers that a callee may change.
+# The table is 64 bits each of: the next piece, how many there are, and for each
+# its target, its source and its bytes, which do not overlap.
+#
+# _stream.py has this as bytes; python/tests/test_stream.py assembles it and compares.
 
 	.text
-	mov	%rdi, %rcx		# byte by byte up to the next line of the target
+work:	push	%rbx
+	mov	%rdi, %rbx
+1:	mov	$1, %eax
+	lock xadd %rax, (%rbx)
+	cmp	8(%rbx), %rax
+	jae	2f
+	lea	(%rax,%rax,2), %rax
+	lea	16(%rbx,%rax,8), %rax
+	mov	(%rax), %rdi
+	mov	8(%rax), %rsi
+	mov	16(%rax), %rdx
+	call	copy
+	jmp	1b
+2:	xor	%eax, %eax
+	pop	%rbx
+	ret
+
+# copy(target, source, bytes)
+copy:	mov	%rdi, %rcx		# byte by byte up to the next line of the target
 	neg	%rcx
 	and	$63, %ecx
 	cmp	%rdx, %rcx

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from muster import _pages, _shm
+from muster import _pages, _shm, _stream
 from muster._errors import LimitError
 
 
@@ -141,10 +141,8 @@ def test_views_of_any_length() -> None:
 def test_copies_of_any_shape(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(_shm, "PARALLEL", chance.choice([0, 10_000, 1 << 30]))
-    monkeypatch.setattr(_shm, "_PIECE", chance.choice([1, 10_000]))
-    monkeypatch.setattr(_shm, "STREAM", chance.choice([0, 10_000, 1 << 30]))
-    monkeypatch.setattr(_shm, "_FEW_THREADS", 1)
-    monkeypatch.setattr(_shm, "_PER_THREAD", chance.choice([1, 1000]))
+    monkeypatch.setattr(_shm, "_STREAM_JOB", chance.choice([1, 10_000]))
+    monkeypatch.setattr(_stream, "PIECE", chance.choice([100, 50_000]))
     monkeypatch.setattr(_shm, "_MOST_THREADS", chance.choice([1, 2, 4, 7]))
     affinity = set(range(chance.choice([1, 2, 8])))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: affinity)
@@ -157,27 +155,15 @@ def test_copies_of_any_shape(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cores", "mib", "threads"),
-    [
-        ("", 2, 1024, 2),
-        ("1", 4, 1024, 4),
-        ("8", 2, 1024, 1),
-        ("8", 16, 1024, 2),
-        ("2", 64, 1024, 16),
-        ("-1", 4, 1024, 4),
-        ("x", 1, 1024, 1),
-        ("", 16, 10, 6),
-        ("", 16, 64, 6),
-        ("", 16, 200, 12),
-        ("", 16, 256, 16),
-    ],
+    ("ranks", "cores", "threads"),
+    [("", 2, 2), ("1", 4, 4), ("8", 2, 1), ("8", 16, 2), ("2", 64, 6), ("-1", 4, 4), ("x", 1, 1)],
 )
 def test_ranks_of_a_node_share_its_cores(
-    ranks: str, cores: int, mib: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    ranks: str, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: range(cores))
-    assert _shm._threads(mib << 20) == threads
+    assert _shm._threads(6) == threads
 
 
 def test_copies_without_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +222,7 @@ def test_a_share_that_was_taken_meanwhile_is_nobody_elses(monkeypatch: pytest.Mo
     """Threads take shares while the one that waits for them looks for the next: each is copied
     once, however they get in between."""
     monkeypatch.setattr(_shm, "PARALLEL", 0)
-    monkeypatch.setattr(_shm, "_FEW_THREADS", 8)
+    monkeypatch.setattr(_shm, "_MOST_THREADS", 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import platform
 import random
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ def anew() -> Iterator[None]:
 
 
 @pytest.fixture
-def copy() -> _stream.Copy:
+def stream() -> _stream.Copier:
     found = _stream.copier()
     if found is None:
         pytest.skip(f"needs streaming: {platform.machine()} has none here")
@@ -42,43 +44,74 @@ def test_code_is_what_its_source_says(tmp_path: Path) -> None:
     assert (tmp_path / "bytes").read_bytes() == _stream._X86_64
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_all_bytes_and_no_others(seed: int, copy: _stream.Copy) -> None:
+@pytest.mark.parametrize("seed", range(30))
+def test_all_bytes_and_no_others(
+    seed: int, stream: _stream.Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(seed)
-    blocks = chance.choice([0, 0, 1, 2, 5])
-    size = blocks * 16384 + chance.choice([0, 1, 15, 63, 64, 65, 4095, 4096, 16383])
-    to, start = chance.randrange(130), chance.randrange(130)
-    source = np.random.default_rng(seed).integers(0, 256, size + 300, np.uint8)
-    target = np.full(size + 300, 7, np.uint8)
-    copy(target[to:].ctypes.data, source[start:].ctypes.data, size)
-    assert np.array_equal(target[to : to + size], source[start : start + size])
-    assert (target[:to] == 7).all() and (target[to + size :] == 7).all()
+    monkeypatch.setattr(_stream, "PIECE", chance.choice([1, 1000, 16384, 100_000, 1 << 30]) + 63)
+    jobs: list[tuple[int, int, int]] = []
+    checks = []
+    for _ in range(chance.randrange(5)):
+        size = chance.choice([0, 0, 1, 2, 5]) * 16384 + chance.choice(
+            [0, 1, 15, 63, 64, 65, 4095, 4096, 16383]
+        )
+        to, start = chance.randrange(130), chance.randrange(130)
+        source = np.random.default_rng(seed).integers(0, 256, size + 300, np.uint8)
+        target = np.full(size + 300, 7, np.uint8)
+        jobs.append((target.ctypes.data + to, source.ctypes.data + start, size))
+        checks.append((target, to, source, start, size))
+    stream.copy(jobs, chance.choice([1, 2, 5]))
+    for target, to, source, start, size in checks:
+        assert np.array_equal(target[to : to + size], source[start : start + size])
+        assert (target[:to] == 7).all() and (target[to + size :] == 7).all()
 
 
-def test_large_copies_take_it(monkeypatch: pytest.MonkeyPatch, copy: _stream.Copy) -> None:
-    taken = []
-
-    def counting(target: int, source: int, size: int) -> None:
-        taken.append(size)
-        copy(target, source, size)
-
-    monkeypatch.setattr(_stream, "copier", lambda: counting)
-    source = np.random.default_rng(0).integers(0, 256, _shm.STREAM, np.uint8)
+def test_it_needs_no_threads(stream: _stream.Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_stream, "_create", lambda *_: errno.EAGAIN)
+    source = np.random.default_rng(0).integers(0, 256, 3 * _stream.PIECE, np.uint8)
     target = np.zeros_like(source)
-    _shm.copy_all([(target, source)])
-    assert np.array_equal(target, source) and sum(taken) == len(source)
+    stream.copy([(target.ctypes.data, source.ctypes.data, len(source))], 8)
+    assert np.array_equal(target, source)
+
+
+def test_no_thread_is_left(stream: _stream.Copier) -> None:
+    source = np.ones(64 * _stream.PIECE, np.uint8)
+    target = np.zeros_like(source)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(20):
+        stream.copy([(target.ctypes.data, source.ctypes.data, len(source))], 16)
+    assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_large_copies_take_it(stream: _stream.Copier, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+
+    class Counting:
+        def copy(self, jobs: Sequence[tuple[int, int, int]], threads: int) -> None:
+            taken.extend(size for _, _, size in jobs)
+            stream.copy(jobs, threads)
+
+    monkeypatch.setattr(_stream, "copier", Counting)
+    source = np.random.default_rng(0).integers(0, 256, _shm.PARALLEL, np.uint8)
+    target = np.zeros_like(source)
+    half = len(source) // 2
+    _shm.copy_all([(target[:half], source[:half]), (memoryview(target.data)[half:], source[half:])])
+    assert np.array_equal(target, source) and taken == [half, half]
     taken.clear()
-    # Not where it may not be written to, where bytes lie apart, where memory comes from the
-    # kernel as it is written to, or where they are few.
+    # Not where it may not be written to, where bytes lie apart, or where they are few, or many
+    # times few.
     target.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         _shm.copy_all([(target, source)])
     apart = np.zeros((len(source), 2), np.uint8)[:, 0]
     _shm.copy_all([(apart, source)])
     assert np.array_equal(apart, source)
-    _shm.copy_all([(np.empty_like(source), source)], touched=False)
-    _shm.copy_all([(np.empty(100, np.uint8), source[:100])])
-    assert not taken
+    target = np.zeros_like(source)
+    _shm.copy_all([(target[:100], source[:100])])
+    rows = zip(np.split(target, 1024), np.split(source, 1024), strict=True)
+    _shm.copy_all(list(rows))
+    assert np.array_equal(target, source) and not taken
 
 
 @pytest.mark.parametrize("why", ["machine", "refused"])
@@ -88,7 +121,7 @@ def test_without_it_numpy_copies(why: str, monkeypatch: pytest.MonkeyPatch) -> N
     else:
         monkeypatch.setattr(_shm, "_mmap", lambda *_: _shm._FAILED)
     assert _stream.copier() is None
-    source = np.random.default_rng(0).integers(0, 256, _shm.STREAM, np.uint8)
+    source = np.random.default_rng(0).integers(0, 256, _shm.PARALLEL, np.uint8)
     target = np.zeros_like(source)
     _shm.copy_all([(target, source)])
     assert np.array_equal(target, source)
