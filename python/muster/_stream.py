@@ -100,8 +100,8 @@ class _Crew:
 
     def __init__(self, table: Any, helpers: int) -> None:
         self._table = table
-        self._threads = (ctypes.c_ulong * max(0, helpers))()  # 0 where there is none
-        self._made: list[int] = []
+        self._threads = (ctypes.c_ulong * max(0, helpers))()
+        self._made: list[int] = []  # 0 for each that there is
         self._ended: list[int] = []
         self.errors: list[BaseException] = []
 
@@ -122,7 +122,9 @@ class _Crew:
         try:
             self._table[0] = self._table[1]
             if not self._ended:
-                self._ended.extend(map(_join, list(filter(None, self._threads)), repeat(None)))
+                made = zip(self._threads, self._made, strict=False)  # others may have a number, too
+                threads = [thread for thread, failed in made if not failed]
+                self._ended.extend(map(_join, threads, repeat(None)))
             return True
         except BaseException as error:
             self.errors.append(error)
