@@ -16,9 +16,18 @@ from fakehead import DEADLINE
 
 from muster import _values, _wire
 from muster._client import Connection
+from muster._refs import Ref
 from muster._ways import Dial, Hello
 
 CALLER = 5
+_ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 2, [0], 0, 0, 8)))
+
+
+def start(connection: Connection, *args: Any) -> Ref:
+    """A call of a method m, with these arguments."""
+    buffers: list[Any] = []
+    payload = _values.encode_payload(args, {}, buffers)
+    return connection.call(_ROUTE, payload, buffers)
 
 
 class Line:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,14 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fakehead import DEADLINE, cluster_info, method, param
-from fakeheads import Heads, Line, answer_frame
+from fakeheads import Heads, Line, answer_frame, start
 
 import muster
-from muster import _calling, _client, _values, _wire
+from muster import _calling, _values, _wire
 from muster._client import Connection
 from muster._refs import Ref
 
-ROUTE = b"\x97" + b"".join(map(_wire.pack, (7, "m", 2, [0], 0, 0, 8)))
 AGAIN = _wire.FLAG_AGAIN
 
 
@@ -41,12 +39,6 @@ def threads(heads: Heads) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as made:
         yield made
         heads.close()  # nobody waits for ever
-
-
-def start(connection: Connection, *args: Any) -> Ref:
-    buffers: list[Any] = []
-    payload = _values.encode_payload(args, {}, buffers)
-    return connection.call(ROUTE, payload, buffers)
 
 
 def get(threads: ThreadPoolExecutor, ref: Ref) -> Future[Any]:
@@ -267,42 +259,6 @@ def test_threads_and_loops_wait_on(heads: Heads, threads: ThreadPoolExecutor) ->
     results = [each.result(DEADLINE) for each in waiting]
     assert results == [0, 1, 2, [0, 0], [1, 1], [2, 2]]
     assert not connection._loops.waiting()
-
-
-def test_a_loop_that_sees_the_end_late_looks_at_the_next_connection(
-    heads: Heads, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between a loop's finding that a connection has ended and its leaving that, others may have
-    found the way back: it leaves the one that ended, not the new one."""
-    connection, line = heads.connect()
-    moved = threading.Event()
-    home: list[int] = []
-    hang_up, move = _client._hang_up, connection.comeback.moved
-
-    def late(sock: socket.socket) -> None:
-        hang_up(sock)
-        if threading.get_ident() in home:
-            assert moved.wait(DEADLINE)
-
-    def moves() -> None:
-        move()
-        moved.set()
-
-    monkeypatch.setattr(_client, "_hang_up", late)
-    monkeypatch.setattr(connection.comeback, "moved", moves)
-    monkeypatch.setattr(connection, "poll", lambda: None)  # of the thread that finds the way back
-
-    async def awaiting() -> Any:
-        home.append(threading.get_ident())
-        return await asyncio.wait_for(start(connection, 1), DEADLINE)
-
-    value = threads.submit(asyncio.run, awaiting())
-    line.calls(1)
-    line.cut()
-    line = heads.returned()
-    _, again = line.back()
-    line.answer(again[0].id, "there")
-    assert value.result(2 * DEADLINE) == "there"
 
 
 class Interrupt(BaseException):
