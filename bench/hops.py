@@ -139,7 +139,7 @@ def cases(quick: bool) -> list[Case]:
     rounds = 1 if quick else 3
     found = []
     for mib in sizes:
-        parameters = {"mib": mib, "most": 7, "seconds": 2.0 if quick else 4.0, "passes": 8}
+        parameters = {"mib": mib, "most": 15, "seconds": 2.0 if quick else 4.0, "passes": 8}
         needs = COPIES * (mib << 20) + BESIDES
         found.append(
             Case(f"batches {mib}", "hops", rounds, 300, parameters, "batches", SYSTEMS, needs)
@@ -171,6 +171,7 @@ class Goal:
     wanted: float
     unit: str  # "x" or "%"
     most: bool = False  # wanted at most, not at least
+    strict: bool = False  # by the strictest reading of what was wanted
 
     @property
     def met(self) -> bool:
@@ -178,7 +179,12 @@ class Goal:
 
 
 def goals(found: Found) -> list[Goal]:
-    """Every goal whose figures are there. At 1 GiB, or the largest size below it."""
+    """Every goal whose figures are there. At 1 GiB, or the largest size below it.
+
+    They compare as the measurements did by which they were set: rows that were passed on
+    before with rows sent as arguments, a put that counts, and what pipelines do. The
+    strictest readings stand beside these.
+    """
     sizes = [m for m in SIZES if f"first.{m}.batch" in found and m <= 1024]
     if not sizes:
         return []
@@ -186,9 +192,9 @@ def goals(found: Found) -> list[Goal]:
     first, second = f"first.{mib}", f"second.{mib}"
     wanted: list[Goal] = []
 
-    def want(what: str, value: float | None, least: float, unit: str, most: bool = False) -> None:
+    def want(what: str, value: float | None, bound: float, unit: str, **kind: bool) -> None:
         if value is not None:
-            wanted.append(Goal(what, value, least, unit, most))
+            wanted.append(Goal(what, value, bound, unit, **kind))
 
     hop = f"first hop of {said(mib)}"
     arrays = compare(found, first, Against("", "batch", ("ray", "arrays")))
@@ -196,20 +202,21 @@ def goals(found: Found) -> list[Goal]:
     floor = compare(found, first, Against("", "batch", ("floor", "copy")))
     want(f"{hop}, of the memcpy floor's speed", None if floor is None else floor * 100, 60, "%")
     hop = f"second hop of {said(mib)}"
-    gathered = compare(found, second, Against("", "batch", ("ray", "gathered")))
-    want(f"{hop}, against gathering and sending through Ray, as pipelines do", gathered, 100, "x")
-    resent = compare(found, second, Against("", "batch", ("ray", "resent")))
-    want(f"{hop}, against Ray's eight results sent again as they came", resent, 100, "x")
-    again = compare(found, second, Against("", "again", ("ray", "resent")))
-    want(f"the same {said(mib)} once more, against the same", again, 100, "x")
-    best = compare(found, second, Against("", "batch", ("ray", "putting")))
-    want(f"{hop}, against Ray's put once, sliced in the actor", best, 8, "x")
-    before = compare(found, second, Against("", "batch", ("ray", "put")))
-    want(
-        f"{hop}, against Ray's put once, sliced in the actor, put before the clock", before, 8, "x"
-    )
-    refs = compare(found, second, Against("", "batch", ("ray", "refs")))
-    want(f"{hop}, against Ray's references passed on", refs, 8, "x")
+
+    def times(ours: str, theirs: str) -> float | None:
+        return compare(found, second, Against("", ours, ("ray", theirs)))
+
+    pipelines = f"{hop}, against gathering and sending through Ray, as pipelines do"
+    want(pipelines, times("batch", "gathered"), 100, "x")
+    again = f"the same {said(mib)} once more, against eight results sent again through Ray"
+    want(again, times("again", "resent"), 100, "x")
+    put = f"{hop}, against Ray's put once, sliced in the actor"
+    want(put, times("batch", "putting"), 8, "x")
+    resent = f"{hop}, against Ray's eight results sent again as they came"
+    want(resent, times("batch", "resent"), 100, "x", strict=True)
+    want(f"{put}, put before the clock", times("batch", "put"), 8, "x", strict=True)
+    refs = f"{hop}, against Ray's references passed on"
+    want(refs, times("batch", "refs"), 8, "x", strict=True)
     there = [m for m in SIZES if median(found, f"second.{m}.batch", "muster")]
     if len(there) > 1:
         small, large = (
@@ -230,7 +237,7 @@ def goals(found: Found) -> list[Goal]:
             max(shares) * 100,
             5,
             "%",
-            True,
+            most=True,
         )
     return wanted
 
@@ -257,6 +264,13 @@ def memory_sizes(found: Found) -> Sequence[int]:
 def as_json(found: Found) -> list[dict[str, Any]]:
     """The goals for the file of results."""
     return [
-        {"what": g.what, "value": g.value, "wanted": g.wanted, "unit": g.unit, "met": g.met}
+        {
+            "what": g.what,
+            "value": g.value,
+            "wanted": g.wanted,
+            "unit": g.unit,
+            "met": g.met,
+            "strict": g.strict,
+        }
         for g in goals(found)
     ]

@@ -250,9 +250,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--systems", default=",".join(measures.SYSTEMS), help="by commas")
     parser.add_argument("--cases", default="", help="only these, by commas: calls,fan,batches,…")
     parser.add_argument("--rounds", type=int, default=0, help="at most that many of each case")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="before each step of batches, seconds"
+    )
     parser.add_argument("--calm", type=float, default=60.0, help="longest wait for calm, seconds")
     parser.add_argument("--redraw", action="store_true", help="only draw the last results again")
     options = parser.parse_args()
+    if options.pause and options.publish:
+        parser.error("what is published has no --pause")
     unknown = set(options.systems.split(",")) - set(measures.SYSTEMS)
     if unknown:
         parser.error(
@@ -303,6 +308,12 @@ def chosen(options: argparse.Namespace, modules: list[str]) -> list[measures.Cas
             for c in cases
             if c.name in wanted
             or any(w not in names and c.name.startswith(w + " ") for w in wanted)
+        ]
+    if options.pause:
+        paused = {"pause": options.pause}
+        cases = [
+            replace(c, parameters=c.parameters | paused) if c.script == "batches" else c
+            for c in cases
         ]
     if options.rounds:
         cases = [replace(c, rounds=min(c.rounds, options.rounds)) for c in cases]
@@ -355,7 +366,9 @@ def bench(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
         }
     if "batches" in books:
         batches = books["batches"]
-        batches |= {"heavy": "", "remark": "", "goals": hops.as_json(batches["metrics"])}
+        idle = f"Before what is timed, nobody does anything for {options.pause:g} s"
+        remark = idle if options.pause else ""
+        batches |= {"heavy": "", "remark": remark, "goals": hops.as_json(batches["metrics"])}
         for key in ("versions", "problems"):
             batches[key] = {s: v for s, v in batches[key].items() if s in hops.SYSTEMS}
         del batches["ratios"]

@@ -92,6 +92,7 @@ class Loop:
     most: int
     seconds: float
     least: int = 3
+    pause: float = 0.0  # before what is timed: workers that wait, as for others that compute
 
     def run(self, way: Way, check: Callable[[int, Any], None]) -> list[float]:
         """The times of all counted steps."""
@@ -101,6 +102,8 @@ class Loop:
         while len(times) < self.least or (len(times) < self.most and clock() < end):
             step += 1
             given = way.prepare(step)
+            if self.pause:
+                time.sleep(self.pause)
             before = clock()
             got = way.act(given)
             took = clock() - before
@@ -143,7 +146,7 @@ def _measure(
 def _hops(system: Carrier, results: probe.Results, p: dict[str, Any]) -> None:
     """One size: first hop, second hop, gather; then memory, without a clock."""
     mib = p["mib"]
-    loop = Loop(p["most"], p["seconds"])
+    loop = Loop(p["most"], p["seconds"], pause=p.get("pause", 0.0))
     system.up(mib)
     rows = loads.rows_of(mib) // WORKERS
     seen = _checks(f"{mib} MiB", rows)
@@ -193,7 +196,7 @@ def _growth(results: probe.Results, mib: int, way: Way, passes: int) -> None:
 
 def _ragged(system: Carrier, results: probe.Results, p: dict[str, Any]) -> None:
     """Ragged rows with texts: first and second hop."""
-    loop = Loop(p["most"], p["seconds"])
+    loop = Loop(p["most"], p["seconds"], pause=p.get("pause", 0.0))
     system.up(64)
     each = RAGGED_ROWS // WORKERS
     tokens: list[Any] = []
