@@ -27,6 +27,8 @@ PR_SET_CHILD_SUBREAPER = 36
 ROOT = Path(__file__).resolve().parent.parent
 #: Seconds that what is ending may take to be gone.
 GRACE = 10.0
+#: What is told of a round that broke a rule, in its folder.
+REPORT = "broken.txt"
 
 
 @dataclass
@@ -71,8 +73,7 @@ class Outcome:
 def run_round(seed: int, folder: Path, seconds: float = 120.0) -> Outcome:
     """Play the round of a seed, with its files in a folder, for so long at most."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    clear(folder)
     plan = planning.make(seed)
     steps = [f"{lane.name}: {step}" for lane in plan.lanes for step in lane.steps]
     (folder / "plan.txt").write_text("\n".join([*plan.describe(), "", *steps]) + "\n")
@@ -108,7 +109,22 @@ def run_round(seed: int, folder: Path, seconds: float = 120.0) -> Outcome:
     failed = sum(line["error"] is not None for line in answers)
     hits = sum(line["what"] == "fault" and line["hit"] for line in log)
     sent = sum(line["what"] == "sent" for line in log)
-    return Outcome(plan, folder, broken, took, sent, failed, hits)
+    outcome = Outcome(plan, folder, broken, took, sent, failed, hits)
+    if broken:
+        (folder / REPORT).write_text(outcome.report() + "\n")
+    return outcome
+
+
+def clear(folder: Path) -> None:
+    """Make a folder empty. One of a broken round is kept beside it, with a number: the same seed
+    seldom does the same twice."""
+    if (folder / REPORT).exists():
+        number = 1
+        while (kept := folder.with_name(f"{folder.name}-broken-{number}")).exists():
+            number += 1
+        folder.rename(kept)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def key(process: Process) -> tuple[int, int]:
