@@ -446,17 +446,12 @@ def encode_config(config: WorkerConfig, name: str) -> Setup:
     return encode_setup(config, pickle, f"the worker_config of {name}")
 
 
-def encode_setup(
-    value: Any, pickle: str, what: str, before: Callable[[], None] | None = None
-) -> Setup:
+def encode_setup(value: Any, pickle: str, what: str) -> Setup:
     """What workers are made with, as a value and its buffers. Large ones lie in the store then,
-    where the head holds them for as long as it may have to make a worker anew. ``before`` is
-    called where there are any."""
+    where the head holds them for as long as it may have to make a worker anew."""
     buffers: list[Any] = []
     try:
         body = _values.encode(value, buffers, pickle)
-        if buffers and before is not None:
-            before()
         _objects.stow(buffers, what)
     except _errors.StoreFullError as error:
         raise _errors.StoreFullError(

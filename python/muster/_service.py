@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import _context, _errors, _objects
+from . import _context, _errors
 from ._cluster import Cluster, describe_class, encode_setup, runtime_of
 from ._config import WorkerConfig, as_seconds, as_worker_config, command_of
 from ._handles import RemoteMethod, WorkerHandle
@@ -139,7 +139,7 @@ def create(
             "WorkerConfig(resource_manager=ResourceManager(...))"
         )
     what = f"the arguments of service {name}"
-    spec["config"], buffers = encode_setup(given, spec["pickle"], what, _have_a_store)
+    spec["config"], buffers = encode_setup(given, spec["pickle"], what)
     request: dict[str, Any] = {
         "pool": 0 if pool is None else pool.id,  # 0: one of its own, which goes with it
         "spec": spec,
@@ -193,13 +193,6 @@ def _of(name: str, info: dict[str, Any], pickle: str = "on") -> Service:
     cluster = Cluster._attach(name, info["number"], pickle)
     cluster._adopt(info)
     return Service(cluster)
-
-
-def _have_a_store() -> None:
-    """Large arguments need one before the head makes the service's pool."""
-    ledger = _objects.ledger()
-    if ledger is not None and not ledger.stores.there():
-        ResourceManager(num_gpus_per_node=0, num_nodes=1)
 
 
 def _value(arg: Any) -> Any:

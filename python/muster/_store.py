@@ -42,11 +42,12 @@ class Stores:
 
     def own(self) -> Store:
         """The store that this process puts into."""
-        return self.at(self._node)
+        if self._node not in self.known and not os.path.exists(self._path(self._node)):
+            from ._resources import ResourceManager
 
-    def there(self) -> bool:
-        """Whether this process has a store of its own: it comes with the first pool."""
-        return os.path.exists(self._path(self._node))
+            # Where nodes are had when they are needed, a script's comes with the first pool.
+            ResourceManager(num_gpus_per_node=0, num_nodes=1)
+        return self.at(self._node)
 
     def _path(self, node: int) -> str:
         return os.path.join(self._folder, f"agent-{node}.sock")
