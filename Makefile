@@ -49,7 +49,7 @@ $(VENV)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"Muster needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: name another with make PYTHON=...")'
 	@echo "making $(VENV) from $$($(PYTHON) --version)"
 	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; Debian keeps it in the package python3-venv" >&2; exit 1; }
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt
+	@.ci/install $(VENV) -r python/requirements-dev.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 
@@ -139,7 +139,7 @@ test-ray: venv $(VENV_RAY)/.ready ## the tests with real Ray, a Ray node per net
 $(VENV_RAY)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
 	@echo "making $(VENV_RAY) with Ray $(RAY), once (0.6 GB)"
 	@[ -x $(VENV_RAY)/bin/python ] || $(PYTHON) -m venv $(VENV_RAY) || { rm -rf $(VENV_RAY); exit 1; }
-	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt 'ray[default]==$(RAY)'
+	@.ci/install $(VENV_RAY) -r python/requirements-dev.txt 'ray[default]==$(RAY)'
 	@$(VENV_RAY)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 
@@ -153,7 +153,7 @@ TORCH_TESTS := $(addprefix python/tests/,test_batch_torch.py test_batch_cuda.py 
 $(VENV_TORCH)/.ready: python/pyproject.toml python/requirements-dev.txt python/requirements-torch.txt python/muster/_version.py
 	@echo "making $(VENV_TORCH) with torch, tensordict, polars, duckdb, pandas and datasets, once (6.1 GB)"
 	@[ -x $(VENV_TORCH)/bin/python ] || $(PYTHON) -m venv $(VENV_TORCH) || { rm -rf $(VENV_TORCH); exit 1; }
-	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check -r python/requirements-dev.txt -r python/requirements-torch.txt
+	@.ci/install $(VENV_TORCH) -r python/requirements-dev.txt -r python/requirements-torch.txt
 	@$(VENV_TORCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e 'python[arrow]'
 	@touch $@
 
