@@ -71,6 +71,7 @@ type peer struct {
 	stale  []uint64         // those of them that are gone, not told yet
 	views  map[uint64]*view // by object
 	makes  map[*object]bool // writing, or broken with memory that it may write
+	keeps  bool             // it waited for memory of its own to come back, and none has since
 }
 
 // view is what one connection has leased of one object.
@@ -154,8 +155,11 @@ type plan struct {
 // take gives a new object a segment of the pool, if there is one of about that
 // size; best one that the peer has mapped already.
 func (l *ledger) take(p *peer, size uint64, now float64) *object {
-	return l.takeUpTo(p, size, max(capacity(size), size+size/4), now)
+	return l.takeUpTo(p, size, largest(size), now)
 }
+
+// largest is how large a segment of the pool may be for an object of that size.
+func largest(size uint64) uint64 { return max(capacity(size), size+size/4) }
 
 func (l *ledger) takeUpTo(p *peer, size, most uint64, now float64) *object {
 	for c := l.fits(size); c <= most; c = capacity(c + 1) {
@@ -171,6 +175,7 @@ func (l *ledger) takeUpTo(p *peer, size, most uint64, now float64) *object {
 			}
 		}
 		seg := same[best]
+		p.keeps = false
 		l.unpool(seg)
 		seg.spare = excess(seg.capacity, l.fits(size))
 		l.used += seg.capacity
@@ -178,6 +183,21 @@ func (l *ledger) takeUpTo(p *peer, size, most uint64, now float64) *object {
 		return l.begin(p, seg, size, now)
 	}
 	return nil
+}
+
+// comesBack says whether a maker's object may be about to give its memory back,
+// and that would do for another one of that size.
+func (l *ledger) comesBack(p *peer, size uint64) bool {
+	if p.keeps {
+		return false // it makes one after the other
+	}
+	least, most := l.fits(size), largest(size)
+	for _, o := range l.objects {
+		if o.maker == p && o.segment != nil && !o.segment.file && o.segment.capacity >= least && o.segment.capacity <= most {
+			return true
+		}
+	}
+	return false
 }
 
 // room makes room for a new object outside the pool. free is how much memory

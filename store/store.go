@@ -25,6 +25,15 @@ const (
 	spillPatience = 20 * time.Millisecond
 	// fullPatience is the same before the store calls itself full.
 	fullPatience = time.Second
+	// reuseFrom is from how many bytes on who made an object of that size before is
+	// given its memory, if that comes back soon: a process says what it does not
+	// need to the head, and asks the store for room itself, so that one may
+	// overtake the other. Without, one more segment was there for good.
+	reuseFrom = 8 << 20
+	// reuseRate is for how many bytes that is waited a nanosecond, and reuseMost how
+	// long at most: to touch new memory takes longer.
+	reuseRate = 32
+	reuseMost = 50 * time.Millisecond
 )
 
 // Options say what a store is and may have.
@@ -66,6 +75,7 @@ type Store struct {
 	cancel context.CancelFunc
 
 	spillPatience, fullPatience, farPatience time.Duration
+	reusePatience                            func(size uint64) time.Duration
 	// watch waits for a process to end; tests put their own here.
 	watch func(ctx context.Context, pid int) bool
 
@@ -105,7 +115,7 @@ func New(opts Options) *Store {
 	return &Store{
 		opts: opts, ctx: ctx, cancel: cancel,
 		at:            place{node: opts.Name, spillDir: opts.SpillDir, spillOff: opts.SpillOff, name: opts.Process},
-		spillPatience: spillPatience, fullPatience: fullPatience, farPatience: farPatience, watch: waitForEnd,
+		spillPatience: spillPatience, fullPatience: fullPatience, farPatience: farPatience, reusePatience: reusePatience, watch: waitForEnd,
 		ledger:  newLedger(ids, opts.Budget, opts.SpillLimit, opts.Segments),
 		sealing: map[uint64]chan struct{}{}, moved: map[uint64]chan struct{}{}, conns: map[*wire.Conn]bool{},
 		self:      &peer{holder: never, knows: map[uint64]bool{}, views: map[uint64]*view{}, makes: map[*object]bool{}},
@@ -240,8 +250,9 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 	if size > s.opts.Budget {
 		return nil, false, s.full(size, never, nil)
 	}
-	var spillAt, fullAt <-chan time.Time
+	var reuseAt, spillAt, fullAt <-chan time.Time
 	maySpill, isFull := false, false
+	reuse := s.reusePatience(size)
 	tries := 0
 	for ctx.Err() == nil { // else nobody is there any more who could use it
 		free := s.opts.Free()
@@ -251,7 +262,9 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 			s.mu.Unlock()
 			return nil, false, errClosed(s.opts.Name)
 		}
-		if next.object = s.ledger.take(p, size, now()); next.object == nil {
+		next.object = s.ledger.take(p, size, now())
+		soon := next.object == nil && reuse > 0 && s.ledger.comesBack(p, size)
+		if next.object == nil && !soon {
 			next = s.ledger.room(p, size, free, maySpill, now())
 		}
 		if next.full && isFull {
@@ -259,7 +272,7 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 			return nil, false, s.full(size, free, nil)
 		}
 		var roomy <-chan struct{}
-		if next.wait || next.full {
+		if soon || next.wait || next.full {
 			if s.roomy == nil {
 				s.roomy = make(chan struct{})
 			}
@@ -284,6 +297,10 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 				return nil, false, s.full(size, free, err)
 			}
 			continue
+		case soon:
+			if reuseAt == nil {
+				reuseAt = time.After(reuse)
+			}
 		case next.full && fullAt == nil:
 			fullAt = time.After(s.fullPatience)
 		case next.wait && spillAt == nil && !maySpill:
@@ -291,6 +308,11 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 		}
 		select {
 		case <-roomy:
+		case <-reuseAt:
+			reuse = 0
+			s.mu.Lock()
+			p.keeps = true
+			s.mu.Unlock()
 		case <-spillAt:
 			maySpill, spillAt = true, nil
 		case <-fullAt:
@@ -299,6 +321,14 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 		}
 	}
 	return nil, false, ctx.Err()
+}
+
+// reusePatience is how long an object waits for the memory of one before it.
+func reusePatience(size uint64) time.Duration {
+	if size < reuseFrom {
+		return 0
+	}
+	return min(time.Duration(size/reuseRate), reuseMost)
 }
 
 func errClosed(node string) error {

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -471,5 +472,77 @@ func TestTheNextHeadIsToldAndAsked(t *testing.T) {
 	case id := <-asked:
 		t.Errorf("asked for %x once more", id)
 	default:
+	}
+}
+
+// Who made an object before gets its memory, if that comes back while it may.
+func TestMemoryThatIsAboutToComeBackIsTaken(t *testing.T) {
+	r := newRig(t, nil)
+	r.reusePatience = func(uint64) time.Duration { return patience }
+	c, other := r.client(1), r.client(2)
+	own := put(t, c, mib, 1) // the first of all: there is nothing to wait for
+	r.hold(own)
+	put(t, other, mib, 2) // of somebody else: no more is there
+	got := make(chan error, 1)
+	go func() {
+		d, err := c.Alloc(mib)
+		if err == nil {
+			d.Discard()
+		}
+		got <- err
+	}()
+	r.until("the maker to wait", func(*wire.StoreStatus) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.roomy != nil
+	})
+	r.drop(own)
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.ledger.segments); n != 2 {
+		t.Errorf("%d segments, not the two of before", n)
+	}
+}
+
+// What does not come back in time is not waited for, and who keeps what it makes
+// waits once.
+func TestMemoryThatStaysAwayIsNotWaitedFor(t *testing.T) {
+	r := newRig(t, nil)
+	var wait atomic.Int64
+	wait.Store(int64(time.Millisecond))
+	r.reusePatience = func(uint64) time.Duration { return time.Duration(wait.Load()) }
+	c := r.client(1)
+	r.hold(put(t, c, mib, 1))
+	r.hold(put(t, c, mib, 2))
+	wait.Store(int64(patience))
+	last := put(t, c, mib, 3)
+	r.drop(last)
+	put(t, c, mib, 4) // in the memory of the last one: it does not keep all
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.ledger.segments); n != 3 {
+		t.Errorf("%d segments, not three", n)
+	}
+	for p := range r.ledger.peers {
+		if p.keeps {
+			t.Error("it gave memory back, and is taken for one that keeps all")
+		}
+	}
+}
+
+func TestReusePatience(t *testing.T) {
+	for size, want := range map[uint64]time.Duration{
+		mib:            0,
+		64 * mib:       2097152,
+		256 * mib:      8388608,
+		64 << 30:       50 * time.Millisecond,
+		math.MaxUint64: 50 * time.Millisecond,
+	} {
+		if got := reusePatience(size); got != want {
+			t.Errorf("%d bytes: %v, want %v", size, got, want)
+		}
 	}
 }
