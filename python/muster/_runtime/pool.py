@@ -72,9 +72,16 @@ class Pool:
                 self._threads += fresh
             self._legs.put((frame, leg))
             if fresh:
-                threading.Thread(
-                    target=self._work, name=f"muster-call-{self._threads}", daemon=True
-                ).start()
+                self._start_thread(f"muster-call-{self._threads}")
+
+    def _start_thread(self, name: str) -> None:
+        try:
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError:
+            # Locks in there complain where the handler of SIGTERM has raised in between.
+            if self._host.board.leaving is not None:
+                raise SystemExit(self._host.board.leaving) from None
+            raise
 
     def cancel(self, call: int) -> str:
         """Cancel a call, from the control thread; return what became of it."""

@@ -66,3 +66,11 @@ def test_sigterm_while_threads_run(worker: Worker) -> None:
     assert worker.line() == "spinning"
     os.kill(worker.pid, signal.SIGTERM)
     assert worker.exit() == 0, worker.output()
+
+
+def test_sigterm_while_a_thread_starts(worker: Worker) -> None:
+    worker.calls.call(1, "break_starts")
+    worker.calls.leg(2, "spin")
+    assert worker.line() == "spinning"
+    worker.calls.leg(3, "spin")
+    assert worker.exit() == 0, worker.output()
