@@ -14,8 +14,10 @@
 // handle (hold, drop, gone); a connection says that it has a view of the bytes
 // (open, close). An object that nobody needs is freed, its segment goes to the
 // pool, and the next object of about that size lies in the same, already
-// touched pages: writing those is many times faster than fresh ones. Where memory
-// is short for others, the pool is given back (ease.go).
+// touched pages: writing those is many times faster than fresh ones. That it is
+// not needed any more comes by way of the head, so the wish for the next one may
+// overtake it: a maker waits a little for its own memory (reusePatience). Where
+// memory is short for others, the pool is given back (ease.go).
 //
 // The states of an object:
 //
