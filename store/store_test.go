@@ -302,12 +302,9 @@ func TestFull(t *testing.T) {
 	v.Close()
 }
 
-// Room that comes in time is taken.
-func TestRoomComesInTime(t *testing.T) {
-	r := newRig(t, func(o *Options) { o.Budget, o.SpillDir = mib, "" })
-	r.fullPatience = patience
-	c := r.client(1)
-	own := put(t, c, mib, 1)
+// waiting asks for room that there is not, until that is waited for; the channel
+// tells what came of it.
+func (r *rig) waiting(c *Client) <-chan error {
 	got := make(chan error, 1)
 	go func() {
 		d, err := c.Alloc(mib)
@@ -321,6 +318,16 @@ func TestRoomComesInTime(t *testing.T) {
 		defer r.mu.Unlock()
 		return r.roomy != nil
 	})
+	return got
+}
+
+// Room that comes in time is taken.
+func TestRoomComesInTime(t *testing.T) {
+	r := newRig(t, func(o *Options) { o.Budget, o.SpillDir = mib, "" })
+	r.fullPatience = patience
+	c := r.client(1)
+	own := put(t, c, mib, 1)
+	got := r.waiting(c)
 	if err := c.Free(own); err != nil { // over the very connection that waits
 		t.Fatal(err)
 	}
@@ -483,19 +490,7 @@ func TestMemoryThatIsAboutToComeBackIsTaken(t *testing.T) {
 	own := put(t, c, mib, 1) // the first of all: there is nothing to wait for
 	r.hold(own)
 	put(t, other, mib, 2) // of somebody else: no more is there
-	got := make(chan error, 1)
-	go func() {
-		d, err := c.Alloc(mib)
-		if err == nil {
-			d.Discard()
-		}
-		got <- err
-	}()
-	r.until("the maker to wait", func(*wire.StoreStatus) bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.roomy != nil
-	})
+	got := r.waiting(c)
 	r.drop(own)
 	if err := <-got; err != nil {
 		t.Error(err)
