@@ -133,12 +133,12 @@ def test_a_short_head_grace_is_not_that_of_nodes(
     link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network that is cut is not a head that is gone: workers wait for as long as their node."""
-    monkeypatch.setenv("MUSTER_HEAD_GRACE", "1")
+    monkeypatch.setenv("MUSTER_HEAD_GRACE", "3")
     with team("2x2+net", tmp_path) as workers:
         before = [w.pid for w in workers.workers]
         link.cut()
         assert eventually(lambda: states() == {"suspect"}, 20)
-        time.sleep(2)  # the fault itself: longer than the grace
+        time.sleep(4)  # the fault itself: longer than the grace
         link.heal()
         assert workers.step("x") == [("x", rank) for rank in range(RANKS)]
         assert [w.pid for w in workers.workers] == before
