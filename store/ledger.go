@@ -193,12 +193,15 @@ func (l *ledger) comesBack(p *peer, size uint64) bool {
 	}
 	least, most := l.fits(size), largest(size)
 	for _, o := range l.objects {
-		if o.maker == p && o.segment != nil && !o.segment.file && o.segment.capacity >= least && o.segment.capacity <= most {
+		if o.maker == p && o.state == sealed && o.segment.capacity >= least && o.segment.capacity <= most {
 			return true
 		}
 	}
 	return false
 }
+
+// cameNot says that a maker's memory was waited for in vain.
+func (l *ledger) cameNot(p *peer) { p.keeps = true }
 
 // room makes room for a new object outside the pool. free is how much memory
 // the machine can spare. Whether something may be spilled for it is the

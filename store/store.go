@@ -311,7 +311,7 @@ func (s *Store) allocate(ctx context.Context, p *peer, size uint64) (*object, bo
 		case <-reuseAt:
 			reuse = 0
 			s.mu.Lock()
-			p.keeps = true
+			s.ledger.cameNot(p)
 			s.mu.Unlock()
 		case <-spillAt:
 			maySpill, spillAt = true, nil
