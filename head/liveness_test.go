@@ -286,6 +286,20 @@ func TestAnAgentThatDoesNotComeBack(t *testing.T) {
 	eventually(t, "its end", func() bool { return r.node(0).State == "lost" })
 }
 
+// Workers are not given up before their node is: it is the network that was cut, and
+// the grace of heads is not that of nodes.
+func TestWorkersWaitAsLongAsTheirNode(t *testing.T) {
+	n := newNetwork(t)
+	o := quick(2 * time.Second)
+	o.Grace = time.Millisecond
+	r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between}})
+	info := r.cluster("a", 1)
+	_ = n.listener.Close() // nothing to come back by
+	n.cut()
+	call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
+	r.owner.fails(call, spec.CodeNodeLost, "node-0")
+}
+
 // Another agent in the place of one that was there is the proof that it is dead.
 func TestAMachineThatWasStartedAnew(t *testing.T) {
 	for boot, words := range map[string]string{"b": "was started anew", "a": "another (process"} {

@@ -170,10 +170,23 @@ func (w *workerConn) gone(err error) {
 	if broken != nil {
 		wait = h.opts.ExitWait
 	}
+	w.lateLocked(wait, false, spec.Errorf(spec.CodeWorkerDied, "%s on %s closed its connection (%v), and neither came back nor was its exit reported", w.Name, w.Node, err))
+}
+
+// lateLocked gives a worker up that does not come back in time. While its node is
+// away, what becomes of that is waited for; once that is back, the worker has all
+// of its time.
+func (w *worker) lateLocked(wait time.Duration, away bool, why *spec.Error) {
+	h := w.node.h
 	w.awayLocked(h, wait, func() {
 		var b batch
 		h.mu.Lock()
-		h.lostLocked(w.worker, spec.Errorf(spec.CodeWorkerDied, "%s on %s closed its connection (%v), and neither came back nor was its exit reported", w.Name, w.Node, err), &b)
+		switch now := w.node.far && w.node.lost == nil && w.node.conn == nil; {
+		case now || away:
+			w.lateLocked(wait, now, why)
+		default:
+			h.lostLocked(w, why, &b)
+		}
 		h.mu.Unlock()
 		b.flush()
 	})
