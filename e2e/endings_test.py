@@ -14,13 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import running
-from running import BINARY, commands, eventually
+from running import BINARY, commands, eventually, titled
 
 # How long the workers' children sleep: nothing else runs this command.
 LONG = f"1000.{os.getpid()}"
@@ -110,16 +109,7 @@ class Run:
         self.started = {who: self.find(f"muster {who}") for who in ("warden", "agent")}
 
     def find(self, title: str) -> list[int]:
-        """Processes below the script whose command line says title."""
-        found = []
-        for pid in below(self.process.pid):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if words.startswith(title):
-                found.append(pid)
-        return found
+        return titled(title, self.process.pid)
 
     def kill(self, *victims: str) -> None:
         """Parts of it, all at the same moment as far as they can tell."""
@@ -138,24 +128,6 @@ class Run:
     def end(self, timeout: float = 20) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, err
-
-
-def below(root: int) -> Iterator[int]:
-    """All descendants, as /proc has them now."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                stat = Path("/proc", entry, "stat").read_text(errors="replace")
-            except OSError:
-                continue
-            parent = int(stat[stat.rindex(")") + 2 :].split()[1])
-            children.setdefault(parent, []).append(int(entry))
-    todo = [root]
-    while todo:
-        for child in children.get(todo.pop(), []):
-            yield child
-            todo.append(child)
 
 
 @pytest.mark.parametrize("busy", ["idle", "hang", "stubborn"])
@@ -352,16 +324,9 @@ def test_head_is_killed_while_all_starts(script: Path, part: str) -> None:
         text=True,
     )
     try:
-        seen: dict[int, tuple[int, str]] = {}
-
-        def started() -> bool:
-            seen.clear()
-            seen.update(running.below(process.pid))
-            return any(command.startswith(f"muster {part}") for _, command in seen.values())
-
-        assert eventually(started, 30), seen
-        (pid,) = (pid for pid, (_, line) in seen.items() if line.startswith("muster head"))
-        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda: titled(f"muster {part}", process.pid) != [], 30)
+        (head,) = titled("muster head", process.pid)
+        os.kill(head, signal.SIGKILL)
         out, err = process.communicate("that is all", timeout=40)
         assert process.returncode == 1 and "that is all" in err, (out, err)
         assert out.startswith("up"), (out, err)

@@ -17,7 +17,7 @@ import pytest
 
 from muster import ResourceManager
 from roles import Probe
-from running import below, cluster, environment, eventually, output_of, run_script, session
+from running import cluster, environment, eventually, output_of, run_script, session, titled
 
 SCRIPT = r"""
 class Small(Worker):
@@ -91,7 +91,7 @@ def test_a_soft_limit_is_raised_where_it_may_be(tmp_path: Path) -> None:
 def test_more_connections_than_open_files() -> None:
     """Whoever is too many is turned away; the head takes connections again afterwards."""
     with session("1x2"), ResourceManager(0, 1) as rm, cluster(Probe, rm, world_size=1) as c:
-        heads = [pid for pid, (_, line) in below(os.getpid()).items() if "muster head" in line]
+        heads = titled("muster head")
         held = len(os.listdir(f"/proc/{heads[0]}/fd"))
         old = resource.prlimit(heads[0], resource.RLIMIT_NOFILE)
         resource.prlimit(heads[0], resource.RLIMIT_NOFILE, (held + 20, old[1]))

@@ -5,7 +5,6 @@ docs/troubles.md has the table of what happens; limits_test has too little of th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from muster import ResourceManager
 from roles import Probe
-from running import below, cluster, output_of, run_script, session, small_disk, stopped
+from running import cluster, output_of, run_script, session, small_disk, stopped, titled
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +22,7 @@ def rm() -> Iterator[ResourceManager]:
 
 
 def zygotes() -> set[int]:
-    return {
-        pid for pid, (_, line) in below(os.getpid()).items() if line.startswith("muster zygote")
-    }
+    return set(titled("muster zygote"))
 
 
 @pytest.mark.chaos

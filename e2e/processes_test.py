@@ -12,7 +12,7 @@ import pytest
 
 from muster import Cluster, ResourceManager
 from roles import Probe
-from running import below, cluster, session
+from running import below, cluster, session, titled
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,7 @@ def test_hold_nothing_after_a_cluster_went(c: Cluster) -> None:
     def held() -> dict[int, int]:
         return {
             pid: len(os.listdir(f"/proc/{pid}/fd"))
-            for pid, (_, line) in below(os.getpid()).items()
-            if line.split()[:2] in (["muster", "head"], ["muster", "agent"])
+            for pid in titled("muster head") + titled("muster agent")
         }
 
     with ResourceManager(0, 1) as rm:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hosts import Hosts, python_with_ray
-from running import BINARY, below, eventually
+from running import BINARY, eventually, titled
 
 TOKEN = "a-secret-of-all-replicas"
 #: Small, so that three fit on a small machine.
@@ -102,7 +102,7 @@ class Replica:
 
     def keeper(self) -> int:
         """The process that has Ray and the command."""
-        pids = [p for p, (_, line) in below(self.running.pid).items() if line == "muster keeper"]
+        pids = titled("muster keeper", self.running.pid)
         assert len(pids) == 1, str(self)
         return pids[0]
 

@@ -163,6 +163,20 @@ def below(root: int) -> dict[int, tuple[int, str]]:
     return found
 
 
+def titled(title: str, root: int | None = None) -> list[int]:
+    """The descendants of root, else of this process, whose command line begins with title.
+
+    Whoever was forked just now bears its parent's until it becomes something else:
+    such a one is not meant.
+    """
+    found = below(root or os.getpid())
+    return [
+        pid
+        for pid, (parent, command) in found.items()
+        if command.startswith(title) and command != found.get(parent, (0, ""))[1]
+    ]
+
+
 def eventually(what: Callable[[], bool], seconds: float = 10) -> bool:
     """Whether it becomes true in time, for what nothing tells of."""
     deadline = time.monotonic() + seconds

@@ -16,22 +16,18 @@ import pytest
 import muster
 from muster import Cluster, ResourceManager
 from roles import Probe
-from running import BINARY, below, cluster, run, session, stopped
+from running import BINARY, cluster, run, session, stopped, titled
 
 SECONDS = 2.0
 
 
-def found(title: str) -> list[int]:
-    return [pid for pid, (_, line) in below(os.getpid()).items() if line.startswith(title)]
-
-
 VICTIMS: dict[str, Callable[[Cluster], list[int]]] = {
     "worker": lambda c: [c.workers[3].pid],
-    "zygote": lambda _: found("muster zygote"),
-    "agent": lambda _: found("muster agent"),
-    "warden": lambda _: found("muster warden"),
-    "head": lambda _: found("muster head"),
-    "all of them": lambda c: [w.pid for w in c.workers] + found("muster"),
+    "zygote": lambda _: titled("muster zygote"),
+    "agent": lambda _: titled("muster agent"),
+    "warden": lambda _: titled("muster warden"),
+    "head": lambda _: titled("muster head"),
+    "all of them": lambda c: [w.pid for w in c.workers] + titled("muster"),
 }
 
 

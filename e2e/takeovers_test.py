@@ -12,13 +12,12 @@ import pytest
 import muster
 from mortal import Mortal
 from muster import Batch, Dispatch, register
-from running import below, cluster, eventually, pool, session
+from running import below, cluster, eventually, pool, session, titled
 from stages import objects
 
 
 def kill_head() -> None:
-    heads = [p for p, (_, command) in below(os.getpid()).items() if command[:11] == "muster head"]
-    os.kill(heads[0], signal.SIGKILL)
+    os.kill(titled("muster head")[0], signal.SIGKILL)
 
 
 @pytest.mark.chaos
