@@ -44,6 +44,7 @@ build: ## build/muster, and a copy where the Python package looks for it
 
 .PHONY: venv
 venv: build $(VENV)/.ready ## build/venv/bin/python with the SDK, numpy, pyarrow and the test tools
+	@$(PY) -m compileall -q python/muster # as .ci/install does for all else
 
 $(VENV)/.ready: python/pyproject.toml python/requirements-dev.txt python/muster/_version.py
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else f"Muster needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: name another with make PYTHON=...")'

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import muster
 from muster import Cluster, ResourceManager, WorkerConfig
 
@@ -94,6 +92,8 @@ def stopped(*pids: int) -> Iterator[None]:
 @contextlib.contextmanager
 def small_disk(size: str) -> Iterator[Path]:
     """A disk of a size, as "256k", with nothing on it yet."""
+    import pytest  # workers import this module, and have no use for it
+
     if os.geteuid() != 0:
         pytest.skip("needs root: a small disk has to be mounted")
     libc = ctypes.CDLL(None, use_errno=True)

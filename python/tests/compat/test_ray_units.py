@@ -103,13 +103,13 @@ def test_options_of_tasks_are_others() -> None:
 
 def test_environments() -> None:
     given = {"env_vars": {"RANK": "1"}, "working_dir": "/x", "eager_install": True}
-    found = _options.config({"runtime_env": given}, {"ABOUT": "me"})
+    found = _options.config(int, {"runtime_env": given}, {"ABOUT": "me"})
     assert found.runtime_env == {"env_vars": {"RANK": "1"}, "working_dir": "/x"}
     assert found.env == {"ABOUT": "me"} and found.rank_env
     with pytest.raises(TypeError, match="text"):
         runtime_env_text({"env_vars": {"A": 1}})
     with pytest.raises(TypeError, match="a dict"):
-        _options.config({"runtime_env": 5})
+        _options.config(int, {"runtime_env": 5})
 
 
 def test_devices_that_ray_takes_for_resources() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from ... import _errors
@@ -17,7 +16,7 @@ from ..._methods import Method as _Method
 from ..._refs import Ref
 from ..._register import Dispatch
 from ..._worker import RankInfo
-from .. import ray
+from .. import _preloads, ray
 from ..ray._refs import meant
 from ..ray.actor import Worker, identity
 from . import modes
@@ -150,7 +149,9 @@ class Cluster(Native):
         config.placements = places  # type: ignore[attr-defined]  # for Worker.__init__
         found = getattr(worker_cls, "__muster_class__", worker_cls)
         if config.python is None:
-            config.preload = (*_preload(found), *config.preload)
+            installed = sys.modules.get("ray") is ray  # so it is to be for the workers' modules
+            first = ("muster.compat.ray._installed",) if installed else ()
+            config.preload = (*first, *_preloads.torch(found), *config.preload)
         pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
         super().__init__(name, found, pool, config)
         self.worker_config = worker_config
@@ -267,16 +268,3 @@ class Cluster(Native):
     def rank2devices(self) -> dict[int, list[dict[str, Any]]]:
         """Each rank's devices: dicts of rank, node_rank, gpu_rank; of a CPU worker its node."""
         return dict(enumerate(map(devices_info, super().placement_groups)))
-
-
-def _preload(worker_cls: Any) -> list[str]:
-    """What a node's workers import once, before they are forked."""
-    found = []
-    if sys.modules.get("ray") is ray:  # so it is to be for the workers' modules
-        found.append("muster.compat.ray._installed")
-    module = sys.modules.get(getattr(worker_cls, "__module__", ""))
-    if module is not None and "torch" in vars(module):  # each of them would import it
-        found.append("torch")
-        if find_spec("tensordict") is not None:
-            found.append("tensordict")
-    return found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import WorkerConfig, _modules, _pickling
+from .. import _preloads
 from . import _nodes, _state
 from .util import scheduling_strategies as strategies
 from .util.placement_group import PlacementGroup
@@ -34,6 +35,9 @@ _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
 _CONSTRUCTING = 3600.0
 #: Seconds between asking an actor to end and ending it: Ray asks not at all.
 _GRACE = 1.0
+
+#: What of a runtime_env gives another interpreter, which may have other modules.
+_INTERPRETERS = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}
 
 _NUMBER = (int, float)
 _IN_GROUP = strategies.PlacementGroupSchedulingStrategy
@@ -87,8 +91,11 @@ def checked(options: Mapping[str, Any], *, actor: bool) -> dict[str, Any]:
     return dict(options)
 
 
-def config(options: Mapping[str, Any], env: Mapping[str, str] | None = None) -> WorkerConfig:
-    """What surrounds an actor or a task, and where it may run."""
+def config(
+    thing: Any, options: Mapping[str, Any], env: Mapping[str, str] | None = None
+) -> WorkerConfig:
+    """What surrounds an actor or a task, of which this is the class or function, and where it
+    may run."""
     fields: dict[str, Any] = {"env": dict(env or {}), "grace": _GRACE}
     fields["max_concurrency"] = options.get("max_concurrency")
     if restarts := options.get("max_restarts") or 0:
@@ -96,10 +103,12 @@ def config(options: Mapping[str, Any], env: Mapping[str, str] | None = None) -> 
         fields["max_restarts"] = _FOR_EVER if restarts < 0 else restarts
         fields["restart_window"] = 1e8
         fields["startup_timeout"] = _CONSTRUCTING
-    if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
-        fields["preload"] = ("muster.compat.ray._installed",)
     # What a user says comes last, also where Muster has a word of its own.
     surroundings = {**_state.runtime_env(), **environment(options.get("runtime_env"))}
+    preload = () if _INTERPRETERS & surroundings.keys() else _preloads.torch(thing)
+    if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
+        preload = "muster.compat.ray._installed", *preload
+    fields["preload"] = preload
     return WorkerConfig(**fields, **place(options), runtime_env=surroundings, rank_env=True)
 
 

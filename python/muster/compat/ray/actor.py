@@ -77,7 +77,7 @@ class ActorClass(_options.Remote):
                 host,
                 service,
                 (_modules.located(cls), args, kwargs),
-                config=_options.config(options, about),
+                config=_options.config(cls, options, about),
                 get_or_create=bool(options.get("get_if_exists")),
             )
         except _errors.NameTakenError:

@@ -19,7 +19,7 @@ class RemoteFunction(_options.Remote):
         function, options = self.__muster_class__, self._options
 
         def start(args: Any, kwargs: Any) -> Any:
-            return Crew.shared(_options.config(options)).run(function, *args, **kwargs)
+            return Crew.shared(_options.config(function, options)).run(function, *args, **kwargs)
 
         ref = started(start, function.__name__, args, kwargs)
         return spread(ref, options.get("num_returns"))
