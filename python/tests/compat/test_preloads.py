@@ -49,27 +49,33 @@ def test_where_its_module(monkeypatch: pytest.MonkeyPatch, what: str, name: str)
     source, expected = SOURCES[what]
     module(monkeypatch, "base", USES)
     found = module(monkeypatch, "user", source)
-    assert _preloads.torch(getattr(found, name)) == expected
+    assert _preloads.of(getattr(found, name), None) == expected
     assert tuple(_options.config(getattr(found, name), {}).preload) == expected
 
 
 def test_not_where_the_script_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     found = module(monkeypatch, "user", USES)
     monkeypatch.delitem(sys.modules, "torch")
-    assert _preloads.torch(found.Actor) == ()
+    assert _preloads.of(found.Actor, {}) == ()
 
 
 def test_what_tensors_come_in_too(monkeypatch: pytest.MonkeyPatch) -> None:
     found = module(monkeypatch, "user", USES)
     monkeypatch.setattr(_preloads, "find_spec", lambda name: object())
-    assert _preloads.torch(found.Actor) == ("torch", "tensordict")
+    assert _preloads.of(found.Actor, {}) == ("torch", "tensordict")
+
+
+def test_what_is_installed_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(_preloads.INSTALLED, "1")
+    found = module(monkeypatch, "user", USES)
+    assert _preloads.of(found.Actor, {}) == ("muster.compat.ray._installed", "torch")
 
 
 def test_what_has_no_module() -> None:
     class Odd:
         __module__ = None  # type: ignore[assignment]
 
-    assert _preloads.torch(Odd) == () and _preloads.torch(Odd()) == ()
+    assert _preloads.of(Odd, None) == () and _preloads.of(Odd(), None) == ()
 
 
 @pytest.mark.parametrize("key", ["pip", "uv", "conda", "py_executable"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -149,9 +148,7 @@ class Cluster(Native):
         config.placements = places  # type: ignore[attr-defined]  # for Worker.__init__
         found = getattr(worker_cls, "__muster_class__", worker_cls)
         if config.python is None:
-            installed = sys.modules.get("ray") is ray  # so it is to be for the workers' modules
-            first = ("muster.compat.ray._installed",) if installed else ()
-            config.preload = (*first, *_preloads.torch(found), *config.preload)
+            config.preload = (*_preloads.of(found, config.runtime_env), *config.preload)
         pool: Any = getattr(resource_manager, "pool", resource_manager)  # or one of Muster's own
         super().__init__(name, found, pool, config)
         self.worker_config = worker_config

@@ -13,7 +13,8 @@ import pkgutil
 import sys
 from typing import Any
 
-from . import _state, actor, exceptions, runtime_context, runtime_env, util
+from .. import _preloads
+from . import actor, exceptions, runtime_context, runtime_env, util
 from ._nodes import available_resources, cluster_resources, nodes
 from ._options import Remote
 from ._refs import ObjectRef, cancel, get, put, wait
@@ -96,4 +97,4 @@ def install() -> None:
         name = found.name.removeprefix(__name__)
         if not name.startswith("._") or name.startswith("._private"):
             sys.modules[f"ray{name}"] = importlib.import_module(found.name)
-    os.environ[_state.INSTALLED] = "1"
+    os.environ[_preloads.INSTALLED] = "1"

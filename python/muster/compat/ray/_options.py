@@ -6,7 +6,6 @@ effect; docs/ray-calls.md lists them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -35,9 +34,6 @@ _FOR_EVER = 1_000_000  # restarts: as good as Ray's -1
 _CONSTRUCTING = 3600.0
 #: Seconds between asking an actor to end and ending it: Ray asks not at all.
 _GRACE = 1.0
-
-#: What of a runtime_env gives another interpreter, which may have other modules.
-_INTERPRETERS = {"conda", "container", "image_uri", "pip", "py_executable", "uv"}
 
 _NUMBER = (int, float)
 _IN_GROUP = strategies.PlacementGroupSchedulingStrategy
@@ -105,10 +101,7 @@ def config(
         fields["startup_timeout"] = _CONSTRUCTING
     # What a user says comes last, also where Muster has a word of its own.
     surroundings = {**_state.runtime_env(), **environment(options.get("runtime_env"))}
-    preload = () if _INTERPRETERS & surroundings.keys() else _preloads.torch(thing)
-    if os.environ.get(_state.INSTALLED):  # before the user's modules look for Ray
-        preload = "muster.compat.ray._installed", *preload
-    fields["preload"] = preload
+    fields["preload"] = _preloads.of(thing, surroundings)
     return WorkerConfig(**fields, **place(options), runtime_env=surroundings, rank_env=True)
 
 

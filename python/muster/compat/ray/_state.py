@@ -16,7 +16,6 @@ from typing import Any
 from .._quoting import quoted, unquoted
 
 NAMESPACE = "MUSTER_COMPAT_NAMESPACE"  # MUSTER_RAY_NAMESPACE is where the backend is in Ray
-INSTALLED = "MUSTER_RAY_INSTALLED"
 RUNTIME_ENV = "MUSTER_RAY_RUNTIME_ENV"
 ABOUT = "MUSTER_RAY_ACTOR"  # an actor's class and its methods, for those who find it by its name
 #: Of scripts that do not name one: sessions are apart anyway.
