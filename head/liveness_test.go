@@ -272,32 +272,23 @@ func TestAnAgentThatDoesNotReachTheHead(t *testing.T) {
 }
 
 // An agent whose connection ended, and that does not come back, is lost after the
-// grace of nodes, not that of heads.
+// grace of nodes, be that of heads longer or shorter; nor are its workers given up
+// before it is. (With the shorter one its process may end of itself, which is told.)
 func TestAnAgentThatDoesNotComeBack(t *testing.T) {
-	n := newNetwork(t)
-	o := quick(2 * time.Second)
-	o.Grace = time.Hour
-	r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between}})
-	info := r.cluster("a", 1)
-	_ = n.listener.Close() // nothing to come back by
-	n.cut()
-	call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
-	r.owner.fails(call, spec.CodeNodeLost, "did not come back within")
-	eventually(t, "its end", func() bool { return r.node(0).State == "lost" })
-}
-
-// Workers are not given up before their node is: it is the network that was cut, and
-// the grace of heads is not that of nodes.
-func TestWorkersWaitAsLongAsTheirNode(t *testing.T) {
-	n := newNetwork(t)
-	o := quick(2 * time.Second)
-	o.Grace = time.Millisecond
-	r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between}})
-	info := r.cluster("a", 1)
-	_ = n.listener.Close() // nothing to come back by
-	n.cut()
-	call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
-	r.owner.fails(call, spec.CodeNodeLost, "node-0")
+	for grace, words := range map[time.Duration]string{time.Hour: "did not come back within", time.Millisecond: "node-0"} {
+		t.Run(grace.String(), func(t *testing.T) {
+			n := newNetwork(t)
+			o := quick(2 * time.Second)
+			o.Grace = grace
+			r := n.rig(t, setup{virtual: "1x0+net", options: o, script: fake.Script{Launch: n.between}})
+			info := r.cluster("a", 1)
+			_ = n.listener.Close() // nothing to come back by
+			n.cut()
+			call := r.owner.send(callee{cluster: info.Number, method: "all"}, args(1))
+			r.owner.fails(call, spec.CodeNodeLost, words)
+			eventually(t, "its end", func() bool { return r.node(0).State == "lost" })
+		})
+	}
 }
 
 // Another agent in the place of one that was there is the proof that it is dead.
